@@ -2,6 +2,7 @@
 //! caller polls its descriptor, or waits for a limited time; a call without an answer is left behind.
 
 pub mod file_calls;
+pub mod local_disk;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

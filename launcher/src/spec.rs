@@ -149,6 +149,19 @@ pub enum Entrypoint {
     },
 }
 
+impl Entrypoint {
+    /// The file that a worker's exec runs.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        match self {
+            Self::Script { python, .. } | Self::Module { python, .. } | Self::RunPath { python, .. } => {
+                python
+            }
+            Self::Program { path, .. } => path,
+        }
+    }
+}
+
 /// How the workers of the job find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RendezvousSpec {

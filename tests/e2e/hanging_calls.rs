@@ -38,6 +38,19 @@ fn with_silent_folder(launch: Launch, folder: &str) -> Launch {
     launch.under([fixture("silent").into_os_string(), "folder".into(), folder.into()])
 }
 
+/// Moves a folder to a file system that is no local disk for the launcher, inside the namespace of the launch.
+const NO_LOCAL_DISK: &str = r#"
+    folder=$1; shift
+    cp -a "$folder" "$folder.copy" && mount -t ramfs ramfs "$folder" && cp -a "$folder.copy/." "$folder" || exit 97
+    exec "$@""#;
+
+/// As [`with_silent_folder`] for `hang`. What is in `folder` does not count as files on a local disk: they may be covered
+/// by `hang` later.
+#[track_caller]
+fn with_network_folder(launch: Launch, hang: &str, folder: &str) -> Launch {
+    with_silent_folder(launch, hang).under(["sh", "-c", NO_LOCAL_DISK, "sh", folder])
+}
+
 fn lacks_fuse() -> bool {
     match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(_) => !can_use_namespaces() || !is_rankrun(),
@@ -106,16 +119,16 @@ fn silent_program_folder_leaves_signals_answered() {
     // The second life of the program is on a file system that hangs.
     let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
     let script = scratch.file("programs/script", &format!("#!/bin/sh\n{cover}\n"), 0o700);
-    let job = with_silent_folder(launch.args(["--no-python", &script]), &hang).start();
+    let job = with_network_folder(launch.args(["--no-python", &script]), &hang, &folder).start();
     let outcome = stop_waiting_launcher(job, &format!("the file system of the program `{script}`"));
     outcome.expect_exit_code(143);
 }
 
 /// A worker that fails after its log folder has stopped to answer.
-fn fail_without_log_folder(launch: Launch, hang: &str) -> Job {
+fn fail_without_log_folder(launch: Launch, hang: &str, logs: &str) -> Job {
     let cover =
         format!("'{}' cover '{hang}' \"$$(dirname $TORCHELASTIC_ERROR_FILE)\"", fixture("silent").display());
-    with_silent_folder(launch.shell(&format!("{cover} || exit 9; exit 3")), hang).start()
+    with_network_folder(launch.shell(&format!("{cover} || exit 9; exit 3")), hang, logs).start()
 }
 
 #[test]
@@ -127,7 +140,7 @@ fn log_folder_that_falls_silent_is_left_out_at_end() {
     let (hang, logs) = (scratch.folder("hang", 0o700), scratch.folder("logs", 0o700));
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--log-dir", &logs, "--redirects", "3"]);
-        let outcome = fail_without_log_folder(launch, &hang).wait();
+        let outcome = fail_without_log_folder(launch, &hang, &logs).wait();
         outcome.expect_exit_code(if *name == Name::Rankrun { 3 } else { 1 });
         outcome.expect_stderr("does not answer").expect_stderr(&logs).expect_absent("panicked");
     }

@@ -1,22 +1,28 @@
 //! Opens what the job needs before its first generation: the stores and the log folder. A name server or a file system
-//! may not answer, so the agent's loop waits for it and answers signals meanwhile.
+//! may not answer, so the agent's loop waits for it and answers signals meanwhile. On local disks no call hangs, and all
+//! are made at once.
 
 use std::io;
+use std::net::IpAddr;
+use std::path::Path;
 
 use crate::agent::host;
 use crate::agent::rendezvous_handle::rendezvous_setup;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::CallStep;
 use crate::blocking::file_calls::FileCalls;
+use crate::blocking::local_disk::is_on_local_disk;
 use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
 use crate::rendezvous::Rendezvous;
-use crate::spec::{EventLog, LaunchSpec};
+use crate::spec::{EventLog, LaunchSpec, LogDir};
 
 /// What outlives every generation.
 pub(super) struct OpenedResources {
     pub(super) rendezvous: Rendezvous,
     pub(super) log_tree: Option<LogTree>,
+    /// The log tree and the program are on local disks.
+    pub(super) are_files_local: bool,
     /// The full name of this node, where events need it.
     pub(super) full_name: Option<String>,
 }
@@ -29,8 +35,26 @@ pub(super) fn start_opening(
     spec: &LaunchSpec,
     files: &FileCalls,
 ) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
+    if opens_at_once(spec) {
+        files.set_local();
+    }
     let spec = spec.clone();
     files.start(move |step| open_resources(&spec, step)).map(WatchedCall::new)
+}
+
+/// True if no call waits for a server. A folder that the user named is unknown yet, so the question itself might hang;
+/// the program and the temporary folder were read with the command line.
+fn opens_at_once(spec: &LaunchSpec) -> bool {
+    let is_named = matches!(spec.logs.dir, LogDir::At(_));
+    let resolves = spec.rendezvous.is_shared() || spec.rendezvous.store().addr.parse::<IpAddr>().is_err();
+    !is_named
+        && !resolves
+        && spec.events != EventLog::Console
+        && are_files_local(spec, spec.logs.dir.folder())
+}
+
+fn are_files_local(spec: &LaunchSpec, folder: Option<&Path>) -> bool {
+    folder.is_none_or(is_on_local_disk) && is_on_local_disk(spec.entrypoint.program())
 }
 
 fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {
@@ -49,5 +73,6 @@ fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources,
         }
     };
     let full_name = (spec.events == EventLog::Console).then(host::full_name);
-    Ok(OpenedResources { rendezvous, log_tree, full_name })
+    let are_files_local = are_files_local(spec, log_tree.as_ref().map(LogTree::run_folder));
+    Ok(OpenedResources { rendezvous, log_tree, are_files_local, full_name })
 }

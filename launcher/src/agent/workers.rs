@@ -149,7 +149,10 @@ impl WorkerGroup {
 
     /// Takes the resources that were opened on a thread of their own; returns the rendezvous.
     pub(super) fn install(&mut self, opened: OpenedResources) -> Rendezvous {
-        let OpenedResources { rendezvous, log_tree, full_name } = opened;
+        let OpenedResources { rendezvous, log_tree, are_files_local, full_name } = opened;
+        if are_files_local {
+            self.logs.calls().set_local();
+        }
         self.log_tree = log_tree.map(|tree| Arc::new(Mutex::new(tree)));
         self.events = full_name.map(|name| EventSink::new(&self.spec, &self.console, name));
         rendezvous

@@ -1,4 +1,4 @@
-//! Makes the log folders and files of a generation, on a thread of its own: a file system may not answer. The launch
+//! Makes the log folders and files of a generation, on a thread of its own where a file system may not answer. The launch
 //! specification says which; the worker group gets them before it spawns.
 
 use std::error::Error;
@@ -15,7 +15,7 @@ use crate::logs::route::{Routes, StreamOwner, routes};
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{LogError, LogFiles};
 use crate::placement::Placement;
-use crate::spec::{Entrypoint, LaunchSpec, LogDir};
+use crate::spec::{LaunchSpec, LogDir};
 
 /// What the thread needs.
 pub(super) struct FolderRequest {
@@ -37,7 +37,7 @@ pub(in crate::agent) struct GenerationFolders {
 
 impl FolderRequest {
     pub(super) fn make(self, step: &CallStep) -> Result<GenerationFolders, LogError> {
-        let program = program_of(&self.spec.entrypoint);
+        let program = self.spec.entrypoint.program();
         step.set(format!("the file system of the program `{}`", program.display()));
         read_first_byte(program);
         if let Some(folder) = self.spec.logs.dir.folder() {
@@ -82,15 +82,6 @@ impl FolderRequest {
         };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         routes(&self.spec.logs, owner, folder.as_deref())
-    }
-}
-
-fn program_of(entrypoint: &Entrypoint) -> &Path {
-    match entrypoint {
-        Entrypoint::Script { python, .. }
-        | Entrypoint::Module { python, .. }
-        | Entrypoint::RunPath { python, .. } => python,
-        Entrypoint::Program { path, .. } => path,
     }
 }
 
