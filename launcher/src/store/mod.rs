@@ -24,7 +24,8 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
 
 use crate::spec::rendezvous::PortRange;
 use bytesize::ByteSize;
@@ -239,16 +240,16 @@ impl StoreServer {
     ///
     /// # Errors
     /// The thread has ended, or does not answer.
-    pub fn connected(&self) -> Result<BTreeSet<u32>, StoreError> {
-        self.ask(ServerCommand::Connected)
+    pub async fn connected(&self) -> Result<BTreeSet<u32>, StoreError> {
+        self.request(ServerCommand::Connected).await
     }
 
     /// Number of open connections of clients that have sent their id.
     ///
     /// # Errors
     /// The thread has ended, or does not answer.
-    pub fn connections(&self) -> Result<usize, StoreError> {
-        self.ask(ServerCommand::Connections)
+    pub async fn connections(&self) -> Result<usize, StoreError> {
+        self.request(ServerCommand::Connections).await
     }
 
     /// Returns when there may be something for [`departed`](Self::departed). May be dropped at any time.
@@ -261,8 +262,24 @@ impl StoreServer {
     ///
     /// # Errors
     /// The thread has ended, or does not answer.
-    pub fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
-        self.ask(ServerCommand::Departed)
+    pub async fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
+        self.request(ServerCommand::Departed).await
+    }
+
+    /// As [`Self::ask`], for a task.
+    async fn request<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> ServerCommand,
+    ) -> Result<T, StoreError> {
+        let (answer, mut answered) = oneshot::channel();
+        self.send(command(answer))?;
+        for _ in 0..REPLY_TICKS {
+            match timeout(REPLY_LIMIT / REPLY_TICKS, &mut answered).await {
+                Ok(answer) => return answer.map_err(|_| StoreError::Stopped),
+                Err(_) => {}
+            }
+        }
+        Err(StoreError::Unresponsive { limit: REPLY_LIMIT })
     }
 
     fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> ServerCommand) -> Result<T, StoreError> {

@@ -4,14 +4,12 @@
 //! phases of the rendezvous use it and report its errors here.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use crate::blocking::call_on_thread;
 use crate::rendezvous::address::{self, AddressFacts, AddressReason};
 use crate::rendezvous::c10d::{C10dBackend, StoreChange, StoreFailure};
 use crate::rendezvous::descriptor::Mismatch;
@@ -370,10 +368,8 @@ impl RendezvousTask {
         if !std::mem::take(&mut self.has_departures) {
             return Ok(());
         }
-        let asked = Arc::clone(&store);
-        let departed = call_on_thread("departed", move || asked.departed()).await;
         // A store that does not answer is this node's own, and about to end.
-        let departed = departed.map_or_else(|_| BTreeSet::new(), Result::unwrap_or_default);
+        let departed = store.departed().await.unwrap_or_default();
         if departed.is_empty() {
             return Ok(());
         }
@@ -397,9 +393,7 @@ impl RendezvousTask {
         if known.is_empty() {
             return;
         }
-        let asked = Arc::clone(store);
-        let connected = call_on_thread("connected", move || asked.connected()).await;
-        let connected = connected.map_or_else(|_| BTreeSet::new(), Result::unwrap_or_default);
+        let connected = store.connected().await.unwrap_or_default();
         for nonce in known {
             self.departed.remove(&nonce);
             let node = self.peers.agent_of_nonce(nonce).filter(|_| !connected.contains(&nonce)).cloned();

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeRank;
 use tokio::time::{sleep_until, timeout_at};
 
-use crate::blocking::call_on_thread;
 use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::round::{LocalNode, RoundGoal, RoundStep, next};
@@ -164,14 +163,10 @@ async fn wait_for_clients(stores: Vec<Arc<StoreServer>>) {
     }
 }
 
-async fn has_clients(store: &Arc<StoreServer>) -> bool {
-    let store = Arc::clone(store);
-    let connections = call_on_thread("connections", move || {
-        // A client departs once until it is taken from this list.
-        let _ = store.departed();
-        store.connections()
-    });
-    connections.await.is_ok_and(|count| count.is_ok_and(|count| count > 0))
+async fn has_clients(store: &StoreServer) -> bool {
+    // A client departs once until it is taken from this list.
+    let _ = store.departed().await;
+    store.connections().await.is_ok_and(|count| count > 0)
 }
 
 /// Whether this node may end the job: not if the others have declared it dead and have gone on without it.

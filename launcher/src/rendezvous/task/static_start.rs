@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::blocking::call_on_thread;
 use crate::rendezvous::assign_ranks::AssignRanksError;
 use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::keys::RoundKeys;
@@ -169,10 +168,8 @@ impl RendezvousTask {
         if withdrawn.is_empty() {
             return Ok(());
         }
-        let store = Arc::clone(store);
-        let connected = call_on_thread("connected", move || store.connected()).await;
         // A store that does not answer is this node's own, and about to end.
-        let connected = connected.map_or_else(|_| BTreeSet::new(), Result::unwrap_or_default);
+        let connected = store.connected().await.unwrap_or_default();
         Ok(release_ranks(client, &job.run_id, withdrawn, &connected).await?)
     }
 }

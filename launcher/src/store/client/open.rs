@@ -28,16 +28,18 @@ type ConnectRequest = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>
 /// # Errors
 /// The address refuses, cannot be reached, or has not answered by `deadline`.
 pub(super) async fn open(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let mut requests: Vec<ConnectRequest> = Vec::new();
-    let (mut next, mut pause) = (Instant::now(), PAUSES.0);
+    // At once: a timer, even of no time, would take a millisecond.
+    let mut requests: Vec<ConnectRequest> = vec![Box::pin(TcpStream::connect(address))];
+    let mut pause = PAUSES.0;
+    let mut next = Instant::now() + pause;
     loop {
         tokio::select! {
             biased;
             stream = first_answer(&mut requests) => return stream,
             () = sleep_until(next.into()), if requests.len() < MOST_REQUESTS && next <= deadline => {
                 requests.push(Box::pin(TcpStream::connect(address)));
-                next = Instant::now() + pause;
                 pause = (pause * 2).min(PAUSES.1);
+                next = Instant::now() + pause;
             }
             () = sleep_until(deadline.into()) => {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to a connection request"));

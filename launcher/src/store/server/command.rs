@@ -8,6 +8,8 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::mpsc;
 
+use tokio::sync::oneshot;
+
 use super::warnings::Warnings;
 use super::{RetainedClients, Server};
 use crate::store::connection::is_of_one_connection;
@@ -24,11 +26,11 @@ pub(in crate::store) enum ServerCommand {
     /// Answer with the client ids seen since the last reset.
     ClientIds(mpsc::Sender<BTreeSet<u32>>),
     /// Answer with the client ids of open connections.
-    Connected(mpsc::Sender<BTreeSet<u32>>),
+    Connected(oneshot::Sender<BTreeSet<u32>>),
     /// Answer with the number of open connections of clients that have sent their id.
-    Connections(mpsc::Sender<usize>),
+    Connections(oneshot::Sender<usize>),
     /// Answer with the client ids that lost their last connection since the previous question.
-    Departed(mpsc::Sender<BTreeSet<u32>>),
+    Departed(oneshot::Sender<BTreeSet<u32>>),
     /// Close the listener and all connections, and answer.
     Stop(mpsc::Sender<()>),
 }

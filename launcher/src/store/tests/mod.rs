@@ -15,9 +15,15 @@ use std::time::Duration;
 use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, Request};
 
 use super::StoreServer;
+use super::client::blocking::runtime;
 
 /// A passing test never waits so long: bytes that are missing by then never arrive.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// The result of a future, on a runtime of its own.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    runtime().block_on(future)
+}
 
 fn server() -> StoreServer {
     StoreServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("the loopback has a free port")

@@ -2,29 +2,28 @@
 
 use std::collections::BTreeSet;
 
-use super::super::client::blocking::runtime;
 use super::*;
 
 fn departed(server: &StoreServer) -> BTreeSet<u32> {
-    runtime().block_on(server.client_departed());
-    server.departed().unwrap()
+    block_on(server.client_departed());
+    block_on(server.departed()).unwrap()
 }
 
 /// No client has departed by now.
 fn assert_no_client_departed(server: &StoreServer) {
-    assert_eq!(server.departed().unwrap(), BTreeSet::new());
+    assert_eq!(block_on(server.departed()).unwrap(), BTreeSet::new());
 }
 
 #[test]
 fn client_id_is_connected_until_last_connection_closes() {
     let server = server();
-    assert_eq!(server.connections().unwrap(), 0);
+    assert_eq!(block_on(server.connections()).unwrap(), 0);
     let (first, second) = (Client::greeted(&server, 7), Client::greeted(&server, 7));
     let mut other = Client::greeted(&server, 9);
     let _idle_client = Client::silent(&server);
     Client::new(&server).assert_nothing_came();
     other.assert_nothing_came();
-    assert!(server.connected().unwrap().is_superset(&[7, 9].into()));
+    assert!(block_on(server.connected()).unwrap().is_superset(&[7, 9].into()));
     drop(first);
     drop(other);
     let mut gone = departed(&server);
@@ -36,7 +35,10 @@ fn client_id_is_connected_until_last_connection_closes() {
     while !gone.contains(&7) {
         gone.extend(departed(&server));
     }
-    assert_eq!((server.connected().unwrap(), server.connections().unwrap()), ([].into(), 0));
+    assert_eq!(
+        (block_on(server.connected()).unwrap(), block_on(server.connections()).unwrap()),
+        ([].into(), 0)
+    );
     assert_no_client_departed(&server);
 }
 
@@ -45,7 +47,7 @@ fn second_ping_nonce_is_ignored() {
     let server = server();
     let mut client = Client::greeted(&server, 7);
     assert_eq!(client.ask(Request::Ping { nonce: 8 }), Reply::Pong(8));
-    assert_eq!(server.connected().unwrap(), [7].into());
+    assert_eq!(block_on(server.connected()).unwrap(), [7].into());
     drop(client);
     assert_eq!(departed(&server), [7].into());
 }
@@ -54,7 +56,7 @@ fn second_ping_nonce_is_ignored() {
 fn client_reconnected_before_query_is_not_departed() {
     let server = server();
     drop(Client::greeted(&server, 7));
-    runtime().block_on(server.client_departed());
+    block_on(server.client_departed());
     let again = Client::greeted(&server, 7);
     assert_no_client_departed(&server);
     drop(again);
@@ -86,7 +88,7 @@ fn reset_keeping_keeps_named_prefixes_and_clients() {
     // A wait that was begun before is answered after.
     agent.set("/job/late", "");
     assert_eq!(peer.answer_of(&wait(&[])), Reply::Arrived);
-    assert_eq!(server.connected().unwrap(), [1, 2].into());
+    assert_eq!(block_on(server.connected()).unwrap(), [1, 2].into());
     assert_eq!(server.client_ids().unwrap(), [].into());
     assert_no_client_departed(&server);
     drop(agent);
@@ -94,7 +96,7 @@ fn reset_keeping_keeps_named_prefixes_and_clients() {
 
     server.reset().unwrap();
     peer.assert_closed();
-    assert_eq!(server.connections().unwrap(), 0);
+    assert_eq!(block_on(server.connections()).unwrap(), 0);
     assert_no_client_departed(&server);
     assert_eq!(Client::new(&server).ask(Request::GetNumKeys), Reply::Number(0));
 }

@@ -70,7 +70,7 @@ fn waiting_agent_gets_rank_after_reported_death() {
     // The dead agent's role_info is deleted with its claim.
     let end = thread::scope(|scope| {
         let joins = scope.spawn(|| Agent { timeout: Duration::from_millis(20), ..next }.join(&store));
-        while store.connections().unwrap() == 0 {}
+        while runtime().block_on(store.connections()).unwrap() == 0 {}
         take_back_of(&dead, &store, false);
         joins.join().unwrap()
     });
