@@ -1,6 +1,8 @@
 //! The control socket of a running job, and `rankrun ls`, `status`, `stop` and `restart`.
 #![expect(clippy::disallowed_methods, reason = "a client of another user is started")]
 
+mod stops;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -139,67 +141,6 @@ fn status_shows_each_worker_and_list_shows_each_job() {
     let gone = runtime.ask(&["status", &id]);
     gone.expect_exit_code(3).expect_stderr("no running job has the id").expect_stderr("`rankrun ls` lists");
     runtime.ask(&["status", &id, "--check"]).expect_exit_code(3);
-}
-
-#[test]
-fn stop_ends_job_as_sigterm_does_without_restart() {
-    let Some(runtime) = Runtime::new() else { return };
-    let job = runtime.job(&["--max-restarts", "3"]);
-    let stopped = runtime.ask(&["stop", &runtime.job_id(), "--wait"]);
-    stopped.expect_exit_code(0).expect_stdout("has ended");
-    let outcome = job.wait();
-    assert!(runtime.folders().is_empty(), "{outcome}");
-    outcome.expect_exit_code(143).expect_stderr("asks for a stop").expect_stderr("SIGTERM: waiting up to");
-    assert_eq!(outcome.stdout(), "ready\nready\n", "{outcome}");
-}
-
-/// Guard and agent are killed together, so no process of the job removes its folder.
-#[test]
-fn stop_that_waits_removes_folder_of_killed_job() {
-    let Some(runtime) = Runtime::new() else { return };
-    let launch = runtime.launch(1).args(["--grace", "600"]);
-    let launch = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done");
-    let job = runtime.start_until_ready(launch, 1);
-    let (id, agent) = (runtime.job_id(), job.only_child_of(job.pid()));
-    std::thread::scope(|scope| {
-        let stopped = scope.spawn(|| runtime.ask(&["stop", &id, "--wait"]));
-        job.wait_for_line("told");
-        job.signal_to(agent, Signal::SIGSTOP);
-        job.signal(Signal::SIGKILL);
-        job.signal_to(agent, Signal::SIGKILL);
-        stopped.join().expect("no panic").expect_exit_code(0).expect_stdout("has ended");
-    });
-    runtime.expect_empty();
-    drop(job.wait());
-}
-
-#[test]
-fn second_stop_over_socket_kills_at_once() {
-    let Some(runtime) = Runtime::new() else { return };
-    let launch = runtime.launch(1).args(["--grace", "600"]);
-    let launch = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done");
-    let job = runtime.start_until_ready(launch, 1);
-    let id = runtime.job_id();
-    runtime.ask(&["stop", &id]).expect_exit_code(0);
-    job.wait_for_line("told");
-    runtime.ask(&["status", &id, "--check"]).expect_exit_code(1);
-    let refused = runtime.ask(&["restart", &id]);
-    refused.expect_exit_code(1).expect_stderr("the job is being stopped");
-    runtime.stop(job, &id);
-}
-
-/// The workers have succeeded, and the agent waits for what they have left.
-#[test]
-fn stop_ends_wait_for_leftovers() {
-    let Some(runtime) = Runtime::new() else { return };
-    let launch = runtime.launch(1).env("RANKRUN_LEFTOVER_GRACE", "600");
-    let job = launch.shell("setsid sleep 1000 > /dev/null 2>&1 & echo ready").start();
-    job.wait_for_line("waiting up to 600 s");
-    let id = runtime.job_id();
-    assert_eq!(runtime.status(&["status", &id, "--json"])["state"], "ending");
-    runtime.ask(&["stop", &id, "--wait"]).expect_exit_code(0);
-    job.wait().expect_exit_code(143);
-    runtime.expect_empty();
 }
 
 #[test]

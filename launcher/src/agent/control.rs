@@ -1,6 +1,8 @@
 //! The agent's answers to the control socket. The server is `control::server`; the state decides what a stop and a
 //! restart mean.
 
+use std::os::fd::BorrowedFd;
+
 use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
@@ -17,17 +19,34 @@ use crate::process::signal_name;
 use crate::reporter::job_event_text;
 use crate::spec::CliFlavor;
 
+/// The agent's side of the control socket.
+#[derive(Default)]
+pub(super) struct ControlSocket {
+    /// Open once the first workers are started.
+    endpoint: Option<ControlEndpoint>,
+    has_tried: bool,
+    /// A client has asked for a stop: the next such request kills.
+    has_stop_request: bool,
+}
+
+impl ControlSocket {
+    /// Readable when a client has a message.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.endpoint.as_ref().and_then(ControlEndpoint::as_fd)
+    }
+}
+
 impl Agent<'_> {
     /// Listens, once the first workers are started: a start does not wait for it. Under the name torchrun there is
     /// no socket. Without a place for it the job runs on.
     pub(super) fn open_control_socket(&mut self) {
         let is_torchrun = self.workers.spec().cli_flavor == CliFlavor::Torchrun;
-        if is_torchrun || std::mem::replace(&mut self.has_tried_control_socket, true) {
+        if is_torchrun || std::mem::replace(&mut self.control.has_tried, true) {
             return;
         }
         let places = RuntimeFolders::of_environment(self.workers.environment());
         match ControlEndpoint::open(&places, self.workers.job()) {
-            Ok(endpoint) => self.control = Some(endpoint),
+            Ok(endpoint) => self.control.endpoint = Some(endpoint),
             Err(error) => {
                 tracing::info!("no control socket, so `rankrun status` does not see this job: {error}")
             }
@@ -36,7 +55,7 @@ impl Agent<'_> {
 
     /// Answers the clients; their wishes are inputs of the state.
     pub(super) fn answer_control_requests(&mut self) -> Vec<Input> {
-        let requests = self.control.as_mut().map(ControlEndpoint::take_requests).unwrap_or_default();
+        let requests = self.control.endpoint.as_mut().map(ControlEndpoint::take_requests).unwrap_or_default();
         requests.into_iter().filter_map(|request| self.answer_control_request(request)).collect()
     }
 
@@ -50,7 +69,8 @@ impl Agent<'_> {
             ControlRequest::Stop { client, reply } => {
                 self.accept(reply);
                 self.user_log.print_line(&format!("`rankrun stop`{} asks for a stop", by_pid(client)));
-                let is_second = std::mem::replace(&mut self.has_stop_signal, true);
+                // A first signal and a first request are one stop: Kubernetes sends SIGTERM after a `preStop` hook.
+                let is_second = std::mem::replace(&mut self.control.has_stop_request, true);
                 Some(Input::StopRequested { signal: Signal::SIGTERM, is_second })
             }
             ControlRequest::Restart { client, reply } => {
@@ -78,7 +98,8 @@ impl Agent<'_> {
 
     /// Tells the readers of events what the loop does now.
     pub(super) fn publish(&self, action: &Action) {
-        let Some(control) = self.control.as_ref().filter(|control| control.has_event_readers()) else {
+        let Some(control) = self.control.endpoint.as_ref().filter(|control| control.has_event_readers())
+        else {
             return;
         };
         let generation = self.state.summary().generation;

@@ -13,7 +13,6 @@ use nix::sys::signal::Signal;
 use super::{Agent, AgentAbort};
 use crate::agent::message::{Input, WorkerEnd};
 use crate::agent::progress::ProgressProbe;
-use crate::control::endpoint::ControlEndpoint;
 use crate::process::Exit;
 use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 
@@ -69,8 +68,7 @@ impl Agent<'_> {
 
     /// What becomes readable when the guard, the kernel or a client of the control socket has a message.
     pub(super) fn signal_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let control = self.control.as_ref().and_then(ControlEndpoint::as_fd);
-        [self.link.as_fd(), self.inbox.as_fd()].into_iter().chain(control).collect()
+        [self.link.as_fd(), self.inbox.as_fd()].into_iter().chain(self.control.as_fd()).collect()
     }
 
     fn reap_workers(&mut self, inputs: &mut VecDeque<Input>) {

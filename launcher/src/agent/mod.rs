@@ -47,6 +47,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, JobId, LocalRank};
 use rankrun_contract::report::ErrorReport;
 
+use crate::agent::control::ControlSocket;
 use crate::agent::device_check::DeviceCheckRun;
 use crate::agent::drain::Ending;
 use crate::agent::final_report::FinalReport;
@@ -61,7 +62,6 @@ use crate::agent::rules::JobRules;
 use crate::agent::state::State;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
-use crate::control::endpoint::ControlEndpoint;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::logs::Drained;
@@ -166,9 +166,7 @@ struct Agent<'a> {
     launcher_error: Option<ErrorReport>,
     /// Why it is unknown whether a process of the job is left.
     scan_error: Option<ProcessScanError>,
-    /// The control socket, once the first workers are started.
-    control: Option<ControlEndpoint>,
-    has_tried_control_socket: bool,
+    control: ControlSocket,
     began: Instant,
     ending: Option<Ending>,
     /// The output of the workers, while it is written out.
@@ -206,8 +204,7 @@ impl<'a> Agent<'a> {
             progress_probe: None,
             launcher_error: None,
             scan_error: None,
-            control: None,
-            has_tried_control_socket: false,
+            control: ControlSocket::default(),
             began: Instant::now(),
             ending: None,
             drained: None,

@@ -14,7 +14,7 @@ pub enum ClientRequest {
     Status,
     /// A stream of [`JobEventLine`]s until the job ends.
     Events,
-    /// Stop the job as a first SIGTERM does; a second stop kills.
+    /// Stop the job as SIGTERM does. A second such request kills.
     Stop,
     /// Stop all workers and start them again, outside of the restart budget.
     Restart,
