@@ -24,6 +24,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::reporter::plain::plain;
+use crate::spec::OutputFormat;
 use paths::{LeftPath, PathOutcome};
 
 /// The request of a `rankrun gc` command line.
@@ -55,15 +56,6 @@ pub enum GcMode {
     EndAll,
     /// `--dry-run`: processes are listed and not ended.
     List,
-}
-
-/// The output format of `rankrun gc`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputFormat {
-    /// A text for a user to read.
-    Text,
-    /// One JSON object, as `--json` asks.
-    Json,
 }
 
 /// One process of the machine, from `/proc`.

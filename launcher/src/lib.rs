@@ -60,12 +60,13 @@ use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
 use crate::agent::AgentSetup;
-use crate::cli::{Attach, CliError, Command, Explain, Inspect, Launch};
+use crate::cli::{Attach, CliError, Command, Launch};
 use crate::control::folder::RuntimeFolders;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
-use crate::explain::Style;
+use crate::explain::{ExplainRequest, Style};
 use crate::facts::{Facts, StandardStream};
+use crate::inspect::InspectRequest;
 use crate::process::attach::ATTACH;
 use crate::process::guard::{self, ForkSide, Guard, GuardEnd};
 use crate::process::heap;
@@ -81,6 +82,7 @@ use crate::process::watchdog::Watchdog;
 use crate::reporter::console::{Console, Cursor};
 use crate::reporter::program::foreign_python;
 use crate::reporter::user_log::UserLog;
+use crate::shim::ShimRequest;
 use crate::spec::{CliFlavor, LaunchSpec};
 
 /// The whole program: reads the command line, runs the job, and returns the exit status.
@@ -108,7 +110,7 @@ pub fn main() -> ExitCode {
         Ok(Command::Attach(attach)) => run_attached(&attach, &facts),
         Ok(Command::Control(command)) => run_control(&command, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
-        Ok(Command::Shim(arguments)) => run_shim(&arguments, &argv[0], &facts),
+        Ok(Command::Shim(request)) => run_shim(&request, &argv[0], &facts),
         Err(error) => {
             // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
@@ -162,9 +164,9 @@ fn wait_announcer(argv: &[OsString]) -> TellOfWait {
     }
 }
 
-fn run_shim(arguments: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
+fn run_shim(request: &ShimRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
-    match shim::run(arguments, argv0, program, facts) {
+    match shim::run(request, argv0, program, facts) {
         Ok(text) => reporter::print(text.as_bytes()),
         Err(error) => reporter::report_shim_error(&error),
     }
@@ -201,8 +203,8 @@ fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, b
     }
 }
 
-fn run_explain(question: &Explain, facts: &Facts) -> ExitCode {
-    let spec = &question.launch.spec;
+fn run_explain(question: &ExplainRequest, facts: &Facts) -> ExitCode {
+    let spec = &question.spec;
     let handled = HandledSignals::of(&spec.signals, spec.cli_flavor);
     match explain::explain(question, facts, &handled) {
         Ok(explanation) => reporter::print(&explain::render(&explanation, question, output_style(facts))),
@@ -218,7 +220,7 @@ fn output_style(facts: &Facts) -> Style {
     if colours { Style::Coloured } else { Style::Plain }
 }
 
-fn run_inspect(question: &Inspect, facts: &Facts) -> ExitCode {
+fn run_inspect(question: &InspectRequest, facts: &Facts) -> ExitCode {
     let can_draw = cursor_support(facts) == Cursor::Moves;
     match inspect::inspect(question, facts, output_style(facts), can_draw) {
         Ok(answer) => match (reporter::print(&answer.text), answer.status) {

@@ -7,7 +7,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use crate::cli;
 use crate::control::folder::{JobFolder, RuntimeFolders};
 use crate::facts::Facts;
 use crate::gc::GcMode;
@@ -18,7 +17,7 @@ use crate::shim;
 /// Removes the found paths unless the request is only to list.
 #[must_use]
 pub(crate) fn collect_left_paths(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
-    let mut paths = collect_error_folders(mode, &cli::parents_of_error_files(facts));
+    let mut paths = collect_error_folders(mode, &error_folder::parents_of_error_files(facts));
     paths.extend(collect_control_folders(mode, facts));
     paths.extend(collect_shim_files(mode, argv0, facts));
     paths

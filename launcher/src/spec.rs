@@ -52,6 +52,15 @@ pub enum Verbosity {
     Debug,
 }
 
+/// The format of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// A text for people.
+    Text,
+    /// `--json`: one JSON value.
+    Json,
+}
+
 /// Everything that the user decided about one launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {

@@ -326,7 +326,13 @@ fn invalid_command_line_fails_as_the_launch_does() {
     }
     let scratch = Scratch::new();
     for name in [Name::Rankrun, Name::Torchrun] {
-        for line in [&["--nproc-per-node", "two"][..], &["--nproc-per-nod"], &[], &["missing.py"], &["-h"]] {
+        for line in [
+            &["--nproc-per-node", "two"][..],
+            &["--nproc-per-nod"],
+            &[],
+            &["missing.py"],
+            &["--role", "a", "-h"],
+        ] {
             let launched = launch(&scratch, name).args(line.iter().copied()).run();
             let explained = explain_launch(&scratch, &["--json"], name).args(line.iter().copied()).run();
             assert_eq!(explained.status.code(), launched.status.code(), "{line:?}\n{explained}{launched}");

@@ -235,7 +235,7 @@ fn shim_is_a_subcommand_only_as_first_argument() {
     assert_eq!(environment.out("rankrun ./shim on"), "the script on\n");
     assert_eq!(environment.out("rankrun --nproc-per-node 1 shim on"), "the script on\n");
     let out = environment.out("rankrun shim --help");
-    assert!(out.starts_with("usage: rankrun shim"), "{out}");
+    assert!(out.contains("Usage: rankrun shim"), "{out}");
 }
 
 /// Two workers of PyTorch that meet.

@@ -89,8 +89,8 @@ fn help_and_version_are_subcommands() {
         (&["help"][..], "Usage: rankrun [OPTIONS] ENTRYPOINT"),
         (&["help", "devices"], "see `rankrun devices --help`"),
         (&["help", "stopping"], "--leftover-grace"),
-        (&["help", "topo"], "usage: rankrun topo"),
-        (&["help", "gc"], "usage: rankrun gc"),
+        (&["help", "topo"], "Usage: rankrun topo"),
+        (&["help", "gc"], "Usage: rankrun gc"),
         (&["version"], "rankrun "),
     ] {
         let outcome = Launch::new(Name::Rankrun).args(arguments.iter().copied()).run();

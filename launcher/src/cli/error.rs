@@ -15,7 +15,7 @@ use clap::Arg;
 
 use super::option::{Family, Kind, LaunchOption, argparse_name};
 use super::subcommand::options_of;
-use super::suggest::{similar_option_of, unknown_options_hint};
+use super::suggest::{help_topic_hint, similar_option_of, unknown_options_hint};
 use super::torchrun;
 use crate::device::assignment::DeviceError;
 use crate::exit_code;
@@ -149,12 +149,9 @@ pub enum UsageError {
         /// The subcommand.
         word: &'static str,
     },
-    /// `explain` in two forms at once.
-    #[error("`--json` and `--script` exclude each other")]
-    TwoForms,
-    /// `devices` in two forms at once.
-    #[error("`--json` and `--watch` exclude each other")]
-    WatchedJson,
+    /// Two options of a subcommand that exclude each other, by their long names.
+    #[error("`--{}` and `--{}` exclude each other", .0[0], .0[1])]
+    Exclusive([&'static str; 2]),
     /// A word that a question about the machine has no use for.
     #[error("`rankrun {command}` does not know `{word}`")]
     UnknownTo {
@@ -163,9 +160,9 @@ pub enum UsageError {
         /// The word.
         word: String,
     },
-    /// A command that acts on a running job names none.
-    #[error("`rankrun {command}` needs the job: an id, the beginning of one, a run id, or a launcher's pid")]
-    MissingJob {
+    /// A subcommand without the word that it needs.
+    #[error("`rankrun {command}` needs {}", needed_by(command))]
+    MissingArgument {
         /// The subcommand.
         command: &'static str,
     },
@@ -235,10 +232,9 @@ impl UsageError {
             }
             // argparse has no words for what it does not know.
             Self::NoLaunch { .. }
-            | Self::TwoForms
-            | Self::WatchedJson
+            | Self::Exclusive(_)
             | Self::UnknownTo { .. }
-            | Self::MissingJob { .. }
+            | Self::MissingArgument { .. }
             | Self::BadInterval { .. } => self.to_string(),
             Self::BadValue { option, .. } if option.family() == Family::Rankrun => self.to_string(),
             Self::BadValue { option, value, .. } => {
@@ -264,19 +260,33 @@ impl UsageError {
             Self::NoLaunch { word } => {
                 Some(format!("leave `explain` out; a program of that name is `./{word}`"))
             }
-            Self::TwoForms | Self::WatchedJson => Some("drop one of them".to_owned()),
+            Self::Exclusive(_) => Some("drop one of them".to_owned()),
+            Self::UnknownTo { command: "shim", .. } => Some(SHIM_VERBS.to_owned()),
+            Self::UnknownTo { command: "help", word } => Some(help_topic_hint(word)),
             Self::UnknownTo { command, word } => {
                 let all = || options_of(command).iter().map(|name| format!("--{name}")).collect::<Vec<_>>();
                 let list = || format!("it knows {}", backticked(&all()));
                 Some(similar_option_of(command, word).unwrap_or_else(list))
             }
-            Self::MissingJob { .. } => Some("`rankrun ls` lists the running jobs".to_owned()),
+            Self::MissingArgument { command: "shim" } => Some(SHIM_VERBS.to_owned()),
+            Self::MissingArgument { .. } => Some("`rankrun ls` lists the running jobs".to_owned()),
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `--{}`", option.long_name())),
             Self::MissingValue { option } => Some(advice::hint_for_missing(option)),
             Self::BadValue { option, origin, value } => Some(advice::hint_for_type(option, origin, value)),
         }
+    }
+}
+
+const SHIM_VERBS: &str =
+    "`rankrun shim on` makes `torchrun` rankrun's, `off` gives PyTorch's own back, `status` says which it is";
+
+/// What a subcommand cannot do without.
+fn needed_by(command: &str) -> &'static str {
+    match command {
+        "shim" => "one of on, off or status",
+        _ => "the job: an id, the beginning of one, a run id, or a launcher's pid",
     }
 }
 

@@ -3,6 +3,7 @@
 use clap::{Arg, Command};
 
 use super::option::options;
+use super::subcommand;
 use super::torchrun;
 use crate::spec::CliFlavor;
 
@@ -30,16 +31,7 @@ pub(super) mod heading {
 }
 const ABOUT: &str = "Start N workers of a training program on each node, watch them, restart them together";
 const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
-       rankrun run [OPTIONS] ENTRYPOINT [ARGS]...
-       rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...
-       rankrun devices [--json | --watch[=SECONDS]] [--device-type TYPE] [-i LIST]
-       rankrun topo [--json]
-       rankrun ls [--json]
-       rankrun status [JOB] [--json] [--check]
-       rankrun stop JOB [--wait]
-       rankrun restart JOB
-       rankrun gc [--dry-run] [--force] [--json]
-       rankrun shim on|off|status [--python PATH] [--json]";
+       rankrun COMMAND ...";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
      to it as it stands, with MACROS replaced; one -- in front of it or behind it is dropped";
 const MACROS: &str = "${local_rank} and ${rank}";
@@ -62,7 +54,7 @@ file here is looked up in PATH.
 Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
 
-const TOPICS: &str = "
+const OTHER_PAGES: &str = "
 `rankrun help` with devices, nodes, restarts, stopping or output says more of that.
 ";
 
@@ -109,16 +101,7 @@ With --leave-out RANK all the others are started and wait, without any limit of 
 prints the command that starts the missing one in another terminal, as in `sh SCRIPT gdb --args`,
 anew after each restart. How it ends counts as for any worker; it is never signalled, only told.
 
-`rankrun devices` shows the accelerators of this machine and what is wrong with them, `rankrun topo`
-how they are joined; see `rankrun devices --help`.
-
-`rankrun ls` lists the jobs of this user that run on this machine, `rankrun status` shows one,
-`rankrun stop` and `rankrun restart` act on one; see `rankrun status --help`.
-
-`rankrun gc` finds and ends what is left of jobs whose launcher is gone; see `rankrun gc --help`.
-
-`rankrun shim on` makes the torchrun of this Python environment rankrun's, `off` gives PyTorch's own
-back; see `rankrun shim --help`.
+`rankrun help COMMAND` says more of a command.
 ";
 
 const CONFIG: &str = "
@@ -187,6 +170,9 @@ pub(super) fn version() -> String {
     format!("rankrun {}\n", env!("CARGO_PKG_VERSION"))
 }
 
+/// What `rankrun help` explains beside the commands.
+pub(super) const TOPICS: [&str; 5] = ["devices", "nodes", "restarts", "stopping", "output"];
+
 /// What `rankrun help` prints about a topic.
 pub(super) fn topic(name: &str) -> Option<String> {
     let (text, more) = match name {
@@ -237,6 +223,10 @@ fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
         })
     });
     let command = without_options(MACROS).args(arguments).override_usage(USAGE);
+    let command = command.help_template(format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n\nCommands:\n{}\n{{all-args}}{{after-help}}",
+        list_of_subcommands()
+    ));
     let command = match width {
         Some(width) => command.term_width(width),
         None => command.max_term_width(WIDTH),
@@ -244,10 +234,20 @@ fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
     let command = match length {
         HelpLength::Short => command.after_help(SHORT_BEHIND),
         HelpLength::Long => {
-            command.after_help(format!("{BEHIND}{PROGRAMS}{CONFIG}{BY_HAND}{TOPICS}{EXAMPLES}"))
+            command.after_help(format!("{BEHIND}{PROGRAMS}{CONFIG}{BY_HAND}{OTHER_PAGES}{EXAMPLES}"))
         }
     };
     command.next_line_help(length == HelpLength::Long).clone().render_help().to_string()
+}
+
+/// A line for each.
+fn list_of_subcommands() -> String {
+    subcommand::all()
+        .map(|command| {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            format!("  {:<11} {about}\n", command.get_name())
+        })
+        .collect()
 }
 
 fn without_options(macros: &str) -> Command {
@@ -275,22 +275,30 @@ fn first_clause(option: &Arg) -> String {
 mod tests {
     use super::*;
     use crate::cli::option::LaunchOption;
+    use crate::cli::subcommand::help_of;
 
     /// `RANKRUN_UPDATE=1` writes the files anew.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a test that rewrites its files")]
     fn help_matches_reference_file() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli");
-        for (file, text) in [
-            ("help_rankrun.txt", help(CliFlavor::Rankrun, HelpLength::Long, Some(WIDTH))),
-            ("help_rankrun_short.txt", help(CliFlavor::Rankrun, HelpLength::Short, Some(WIDTH))),
-            ("help_torchrun.txt", help(CliFlavor::Torchrun, HelpLength::Long, Some(WIDTH))),
-        ] {
-            let path = format!("{folder}/{file}");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli/help");
+        let launch =
+            |name: &str, cli_flavor, length| (name.to_owned(), help(cli_flavor, length, Some(WIDTH)));
+        let of_launch = [
+            launch("rankrun", CliFlavor::Rankrun, HelpLength::Long),
+            launch("rankrun_short", CliFlavor::Rankrun, HelpLength::Short),
+            launch("torchrun", CliFlavor::Torchrun, HelpLength::Long),
+        ];
+        let of_subcommands = subcommand::all()
+            .map(Command::get_name)
+            .filter(|name| *name != "run")
+            .map(|name| (name.to_owned(), help_of(name, true).unwrap()));
+        for (name, text) in of_launch.into_iter().chain(of_subcommands) {
+            let path = format!("{folder}/{name}.txt");
             if std::env::var_os("RANKRUN_UPDATE").is_some() {
                 std::fs::write(&path, &text).unwrap();
             }
-            assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{file}");
+            assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}");
         }
     }
 
@@ -307,7 +315,7 @@ mod tests {
 
     #[test]
     fn help_topics_hold_the_paragraphs() {
-        for name in ["devices", "nodes", "restarts", "stopping", "output"] {
+        for name in TOPICS {
             assert!(topic(name).is_some_and(|text| text.ends_with('\n') && text.len() > 200), "{name}");
         }
         assert_eq!(topic("gc"), None);

@@ -8,6 +8,7 @@ use super::option::OptionValue;
 use super::python_text::parse_int;
 use super::settings::{Setting, Settings};
 use crate::facts::{Facts, FileKind, Permission};
+use crate::logs::error_folder::temporary_folders;
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
@@ -168,10 +169,6 @@ fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> LogDir {
     })
 }
 
-/// In memory: folders that are made at each start and removed at each end cost microseconds there, and up to a
-/// third of a millisecond each on a disk that discards blocks.
-const MEMORY: &str = "/dev/shm";
-
 /// Python's `tempfile`: the first of these that can be written; `TMPDIR`'s or the first where none can. A tree of
 /// error files alone, some kilobytes at most, is in memory unless the user named a place.
 fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
@@ -185,18 +182,6 @@ fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
         return first;
     }
     candidates.find(writable).unwrap_or(first)
-}
-
-fn temporary_folders(facts: &Facts, only_error_files: bool) -> impl Iterator<Item = PathBuf> {
-    let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(|name| facts.filled_variable(name));
-    let memory = only_error_files.then_some(MEMORY);
-    let usual = memory.into_iter().chain(["/tmp", "/var/tmp", "/usr/tmp"]);
-    named.map(PathBuf::from).chain(usual.map(PathBuf::from))
-}
-
-/// Every folder below which a launch in this environment may put its error files.
-pub fn parents_of_error_files(facts: &Facts) -> BTreeSet<PathBuf> {
-    temporary_folders(facts, true).map(|folder| facts.absolute(&folder)).collect()
 }
 
 fn stream_map(settings: &Settings<'_>, streams: &Option<OptionValue<String>>) -> Result<StreamMap, CliError> {

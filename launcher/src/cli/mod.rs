@@ -19,7 +19,6 @@ mod endpoint;
 mod entrypoint;
 mod explain;
 mod help;
-mod inspect;
 mod limits;
 mod logs;
 mod nccl;
@@ -49,14 +48,14 @@ use std::path::Path;
 
 pub use by_hand::Attach;
 pub use error::{CliError, SettingError, UsageError};
-pub use explain::{Explain, Form, Origins, RunIdLife};
-pub use inspect::{Inspect, Manner, Subject};
-pub use logs::parents_of_error_files;
 
 use crate::control::command::ControlCommand;
+use crate::explain::ExplainRequest;
 use crate::facts::Facts;
 use crate::gc::GcRequest;
+use crate::inspect::InspectRequest;
 use crate::notice::Notice;
+use crate::shim::ShimRequest;
 use crate::spec::{CliFlavor, LaunchSpec, Verbosity};
 use settings::{Parsed, parse};
 
@@ -66,19 +65,19 @@ pub enum Command {
     /// Start workers.
     Launch(Box<Launch>),
     /// Say what would be launched.
-    Explain(Box<Explain>),
+    Explain(Box<ExplainRequest>),
     /// Be the wrapper of a worker that was started by hand.
     Attach(Attach),
     /// Print this on stdout and exit 0.
     Print(String),
     /// Look at the machine.
-    Inspect(Inspect),
+    Inspect(InspectRequest),
     /// Find and end what a crash left of jobs.
     Gc(GcRequest),
     /// Ask a running job, or act on it.
     Control(ControlCommand),
-    /// `rankrun shim` with these words behind it.
-    Shim(Vec<OsString>),
+    /// Make rankrun the torchrun of a Python environment, or undo it.
+    Shim(ShimRequest),
 }
 
 /// A launch, and what to say about it.
@@ -110,60 +109,32 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
         Some((argv0, words)) => (argv0.as_os_str(), words),
         None => (OsStr::new(""), argv),
     };
-    let cli_flavor = cli_flavor(argv0);
     if let Some(attach) = by_hand::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
-    if let [first, name] = words
-        && cli_flavor == CliFlavor::Rankrun
-        && first == "help"
-        && !facts.exists(Path::new("help"))
-        && let Some(text) = name.to_str().and_then(help::topic)
-    {
-        return Ok(Command::Print(text));
+    match cli_flavor(argv0) {
+        CliFlavor::Rankrun => match subcommand::find_subcommand(words, facts) {
+            Some(name) => subcommand::interpret(name, (argv0, words), facts),
+            None => launch(CliFlavor::Rankrun, argv0, words, facts),
+        },
+        CliFlavor::Torchrun => launch(CliFlavor::Torchrun, argv0, words, facts),
     }
-    let asked = if cli_flavor == CliFlavor::Rankrun { as_option(words, facts) } else { None };
-    let words = asked.as_deref().unwrap_or(words);
-    if cli_flavor == CliFlavor::Rankrun && subcommand::is_subcommand(words) {
-        return subcommand::interpret(argv0, words, facts);
-    }
-    command(cli_flavor, argv0, words, facts)
-}
-
-/// `help`, `help devices` and `version` as the option that was meant, where no file has the word's name.
-fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
-    let texts: Vec<&str> = words.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
-    let option = match texts.as_slice() {
-        ["help"] | ["help", "help" | "version"] => vec!["--help".into()],
-        ["help", about] if suggest::SUBCOMMANDS.contains(about) => vec![(*about).into(), "--help".into()],
-        ["help", _] => vec!["--help".into()],
-        ["version"] => vec!["--version".into()],
-        _ => return None,
-    };
-    (!facts.exists(Path::new(texts[0]))).then_some(option)
 }
 
 /// Whether the words only ask what would be: whatever comes of it, nothing is launched.
 #[must_use]
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
-    cli_flavor(argv0) == CliFlavor::Rankrun && subcommand::is_subcommand(words)
+    cli_flavor(argv0) == CliFlavor::Rankrun && subcommand::is_query(words)
 }
 
-/// What a command line of that name asks for; not an explanation.
-fn command(
+/// The launch that a command line of that name asks for, or a text about it.
+fn launch(
     cli_flavor: CliFlavor,
     argv0: &OsStr,
     words: &[OsString],
     facts: &Facts,
 ) -> Result<Command, CliError> {
-    let words = match words.split_first() {
-        Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == "run" => rest,
-        Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == "shim" => {
-            return Ok(Command::Shim(rest.to_vec()));
-        }
-        _ => words,
-    };
     match parse(cli_flavor, words)? {
         Parsed::Help(length) => Ok(Command::Print(help::help(cli_flavor, length, None))),
         Parsed::Version => Ok(Command::Print(help::version())),

@@ -1,307 +1,300 @@
-//! The subcommands that launch nothing: clap reads them.
+//! The words that may stand first: what each means and takes. clap reads them.
 
-use std::ffi::{OsStr, OsString};
+mod interpret;
+
+use std::ffi::OsString;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Args, Command as ClapCommand, FromArgMatches, Subcommand};
+use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum};
 
-use super::Command;
-use super::device_request::probe_timeout;
-use super::error::{CliError, Origin, UsageError};
-use super::explain::{self, AskedForm};
-use super::inspect::{Inspect, Manner, Subject};
-use super::option::{FromText, LaunchOption};
+pub(super) use interpret::{find_subcommand, interpret, is_query};
+
+use super::option::FromText;
 use super::python_text::parse_float;
-use super::settings::{Setting, variable_value};
-use crate::control::command::{AnswerFormat, ControlCommand, ControlVerb, JobVerb};
 use crate::device::DeviceType;
-use crate::facts::Facts;
-use crate::gc::{GcMode, GcRequest, OutputFormat};
-use crate::spec::CliFlavor;
 
 /// Less would keep a driver busy.
 const SHORTEST_INTERVAL: f64 = 0.1;
 /// A day.
 const LONGEST_INTERVAL: f64 = 86_400.0;
 
-#[derive(Debug, Subcommand)]
-enum Query {
-    /// Show the accelerators of this machine and what is wrong with them
-    Devices(DevicesArgs),
-    /// Show how the accelerators of this machine are joined
-    Topo(TopoArgs),
-    /// List the jobs of this user that run on this machine
-    Ls(LsArgs),
-    /// Show one job
-    Status(StatusArgs),
-    /// Stop a job
-    Stop(StopArgs),
-    /// Restart the workers of a job
-    Restart(RestartArgs),
-    /// Find and end what is left of jobs whose launcher is gone
-    Gc(GcArgs),
-    /// Say what a launch would start, and start nothing
+const EXIT_OF_MACHINE: &str = "\
+Exit status:
+  0  the machine was looked at, with or without accelerators
+  1  nothing could be told, since a driver or its library hangs, fails or crashes
+  2  the command line could not be read";
+
+/// What stands first on a command line of our own name. Without one of these words the line is a launch.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Subcommand {
+    /// Start the workers; the word may be left out
     #[command(disable_help_flag = true)]
-    Explain(ExplainArgs),
-}
-
-#[derive(Debug, Args)]
-struct FormatArgs {
-    /// For programs: one JSON object, `ls` an array of them
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct DevicesArgs {
-    #[command(flatten)]
-    format: FormatArgs,
-    /// Look again every so many seconds [default: 2], and mark what has changed
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "2",
-        conflicts_with = "json",
-        value_parser = parse_interval
+    Run {
+        /// The options of a launch, the entrypoint and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+    /// Say what a launch would start, and start nothing
+    ///
+    /// Prints what a launch by the words behind it would start: the exact command and environment of each worker, where
+    /// each setting was said, log files, signals. `rankrun explain torchrun ...` explains what the name torchrun would do.
+    #[command(
+        override_usage = "rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]..."
     )]
-    watch: Option<Duration>,
-    /// Only these: cuda, rocm, xpu, hpu, npu, mps or cpu (processors only)
-    #[arg(long, alias = "device_type", value_name = "TYPE", value_parser = parse_value::<DeviceType>)]
-    device_type: Option<DeviceType>,
-    /// Only these, as in nvidia-smi: indices, UUIDs or their beginnings, PCI addresses
-    #[arg(short, long, value_name = "LIST", value_delimiter = ',')]
-    id: Vec<String>,
-    #[command(flatten)]
-    probe: ProbeArgs,
+    Explain {
+        /// For programs: one JSON object
+        #[arg(long, conflicts_with = "script")]
+        json: bool,
+        /// A shell script that runs this worker by hand
+        #[arg(long, value_name = "RANK", allow_hyphen_values = true, value_parser = parse_value::<i128>)]
+        script: Option<i128>,
+        /// The command line, with or without the name of the command
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+    /// Show the accelerators of this machine and what is wrong with them
+    ///
+    /// Shows the accelerators of this machine: load, memory, temperature, power, clocks, what slows them down, which
+    /// processes use them, what is wrong with them, and the order that each --device-order would give.
+    ///
+    /// What CUDA_VISIBLE_DEVICES and its like hide from a launch is shown too, and marked. docs/hardware.md says what
+    /// each warning means and what to do.
+    #[command(after_help = EXIT_OF_MACHINE)]
+    Devices {
+        /// For programs: one JSON object
+        #[arg(long)]
+        json: bool,
+        /// Look again every so many seconds [default: 2], and mark what has changed; needs a terminal
+        ///
+        /// Look again every so many seconds [default: 2], and mark what has changed. q ends it, the space bar looks at
+        /// once; needs a terminal
+        #[arg(
+            long,
+            value_name = "SECONDS",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "2",
+            conflicts_with = "json",
+            value_parser = parse_interval
+        )]
+        watch: Option<Duration>,
+        /// Only these: cuda, rocm, xpu, hpu, npu, mps or cpu (processors only)
+        #[arg(long, alias = "device_type", value_name = "TYPE", value_parser = parse_value::<DeviceType>)]
+        device_type: Option<DeviceType>,
+        /// Only these, as in nvidia-smi: indices, UUIDs or their beginnings, PCI addresses
+        #[arg(short, long, value_name = "LIST", value_delimiter = ',')]
+        id: Vec<String>,
+        #[command(flatten)]
+        probe: ProbeArgs,
+    },
+    /// Show how the accelerators of this machine are joined
+    ///
+    /// Shows how the accelerators and network cards of this machine are joined: the matrix of links with its legend, and
+    /// for each accelerator the CPUs, the NUMA node and the network cards near it. docs/hardware.md says how to read it.
+    #[command(after_help = EXIT_OF_MACHINE)]
+    Topo {
+        /// For programs: one JSON object
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        probe: ProbeArgs,
+        /// No effect: the matrix of `nvidia-smi topo -m` is always shown
+        #[arg(short, long)]
+        matrix: bool,
+    },
+    /// List the jobs of this user that run on this machine
+    ///
+    /// Lists the jobs of this user that run on this machine: job id, pid of the launcher, state, workers, restarts, run
+    /// time, run id and program. Folders of dead jobs are removed.
+    ///
+    /// A job under the name torchrun has no control socket and is not listed. docs/control.md describes the socket and
+    /// its protocol.
+    #[command(after_help = "\
+Examples:
+  rankrun ls
+  rankrun ls --json | jq -r '.[].job'
+
+Exit status:
+  0  the jobs are listed, or there is none
+  2  the command line could not be read")]
+    Ls {
+        /// For programs: one JSON array, an object per job
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a running job
+    ///
+    /// Shows a running job: its state, restarts, and for each worker of this node device, pid, CPU time, memory, and the
+    /// age of its last output. docs/control.md describes the fields.
+    #[command(after_help = "\
+Examples:
+  rankrun status
+  rankrun status 4f1c --json
+  rankrun status my-run --check || echo \"my-run does not run\"
+
+Exit status:
+  0  the job is shown; with --check the job runs, or waits for the end of other nodes
+  1  with --check: the job starts, stops, restarts or ends
+  2  the command line could not be read
+  3  there is no such job, or it does not answer within 5 seconds")]
+    Status {
+        /// A job id or the beginning of one, a run id (--rdzv-id), or the pid of the launcher; may be left out if only
+        /// one job runs
+        job: Option<String>,
+        /// For programs: one JSON object
+        #[arg(long)]
+        json: bool,
+        /// For probes: print nothing, and tell by the exit status
+        #[arg(long)]
+        check: bool,
+    },
+    /// Stop a running job
+    ///
+    /// Stops a running job, as a SIGTERM to its launcher does: the workers get SIGTERM, and SIGKILL after the grace.
+    /// There is no restart. A second stop kills at once. `rankrun` ends with status 143.
+    #[command(after_help = "\
+Examples:
+  rankrun stop 4f1c
+  rankrun stop my-run --wait
+
+Exit status:
+  0  the job is told to stop; with --wait it has ended
+  1  the job refuses
+  2  the command line could not be read
+  3  there is no such job, or it does not answer within 5 seconds")]
+    Stop {
+        /// A job id or the beginning of one, a run id (--rdzv-id), or the pid of the launcher
+        job: String,
+        /// Return after the end of the job
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Restart the workers of a running job
+    ///
+    /// Stops all workers of a running job and starts them again, with a new store. --max-restarts is not touched: the
+    /// restart uses none of the budget. Workers see a TORCHELASTIC_RESTART_COUNT that is higher by one. A job of several
+    /// nodes is not restarted this way.
+    #[command(after_help = "\
+Examples:
+  rankrun restart 4f1c
+
+Exit status:
+  0  the workers are told to stop, and start again after that
+  1  the job refuses: its workers do not run, it is being stopped, or it has several nodes
+  2  the command line could not be read
+  3  there is no such job, or it does not answer within 5 seconds")]
+    Restart {
+        /// A job id or the beginning of one, a run id (--rdzv-id), or the pid of the launcher
+        job: String,
+    },
+    /// Find and end what is left of jobs whose launcher is gone
+    ///
+    /// Finds and ends what is left of jobs whose launcher is gone: after a crash, or because both of the launcher's
+    /// processes were killed in the same instant. Each process gets SIGTERM, and SIGKILL when it is still there after 5
+    /// seconds; a process that is stopped is continued.
+    ///
+    /// It looks at processes of this user alone that carry the mark of a job (RANKRUN_JOB, a UUID, in their
+    /// environment), that no launcher stands above, and that have no terminal. A job that runs is never touched, nor a
+    /// process with RANKRUN_KEEP=1 in its environment. What a job under the name torchrun left behind after its success
+    /// lives on, and is found. So is a worker that was started by hand (--leave-out) without a terminal, once its
+    /// launcher waits for it no more.
+    ///
+    /// The mark may leak: `sbatch --export=ALL` and `at` copy it to processes that the job has not started. So a process
+    /// is ended only if it descends from the job. The kernel shows that: it hands a number of the job from parent to
+    /// child, as the soft limit on file locks (`ulimit -x`), which Linux does not enforce. A process with the mark and
+    /// without the number is listed, and ended with --force.
+    ///
+    /// A process that has overwritten the environment it was started with, as setproctitle may do, is not found.
+    ///
+    /// It also removes the folders of error files that dead jobs have left in /dev/shm and the temporary folders; the
+    /// agent of a living job holds a lock on its own. And it clears away what an interrupted `rankrun shim` has left in
+    /// the environment beside rankrun, or in the active one: an old file whose place is empty is put back, any other is
+    /// removed.
+    #[command(after_help = "\
+Exit status:
+  0  nothing is left of what was to be ended; with --dry-run whatever is found
+  1  processes cannot be looked at, one survived SIGKILL for 5 seconds, or a file cannot be removed
+  2  the command line could not be read")]
+    Gc {
+        /// Only list them
+        #[arg(long, alias = "dry_run")]
+        dry_run: bool,
+        /// End also the processes that did not inherit the number of the job
+        #[arg(long)]
+        force: bool,
+        /// For programs: one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make the torchrun of a Python environment rankrun's, and back
+    #[command(after_help = "\
+RANKRUN_SHIM=off in front of a command runs PyTorch's own torchrun once: for what rankrun does not
+support yet.")]
+    Shim {
+        /// What to do
+        #[arg(value_name = "on|off|status")]
+        verb: ShimVerb,
+        /// The Python of the environment [default: the `python` beside rankrun, else that of VIRTUAL_ENV, else that of
+        /// CONDA_PREFIX]
+        #[arg(long, value_name = "PATH")]
+        python: Option<OsString>,
+        /// With status: for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the help, of a command or about a topic
+    #[command(disable_help_flag = true)]
+    Help {
+        /// A command, or devices, nodes, restarts, stopping or output
+        topic: Option<String>,
+    },
+    /// Print the version
+    Version,
+}
+
+/// What `rankrun shim` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ShimVerb {
+    /// `torchrun`, `python …/bin/torchrun` and `python -m torch.distributed.run` run rankrun from now on; PyTorch's own
+    /// command is kept beside. Again: repairs and renews
+    On,
+    /// Brings PyTorch's own command back, to the byte
+    Off,
+    /// Says what each of the three would run
+    Status,
 }
 
 #[derive(Debug, Args)]
-struct TopoArgs {
-    #[command(flatten)]
-    format: FormatArgs,
-    #[command(flatten)]
-    probe: ProbeArgs,
-    /// The matrix, as in `nvidia-smi topo -m`; it is shown anyway
-    #[arg(short, long)]
-    matrix: bool,
-}
-
-#[derive(Debug, Args)]
-struct ProbeArgs {
+pub(super) struct ProbeArgs {
     /// How long the library of a driver may take to answer [default: RANKRUN_PROBE_TIMEOUT, then 30]
     #[arg(long, alias = "probe_timeout", value_name = "SECONDS", value_parser = parse_value::<f64>)]
     probe_timeout: Option<f64>,
 }
 
-#[derive(Debug, Args)]
-struct LsArgs {
-    #[command(flatten)]
-    format: FormatArgs,
-}
-
-#[derive(Debug, Args)]
-struct StatusArgs {
-    /// The job
-    job: Option<String>,
-    #[command(flatten)]
-    format: FormatArgs,
-    /// Say by the exit status alone whether the job runs well
-    #[arg(long)]
-    check: bool,
-}
-
-#[derive(Debug, Args)]
-struct StopArgs {
-    /// The job
-    job: String,
-    /// Return after the end of the job
-    #[arg(long)]
-    wait: bool,
-}
-
-#[derive(Debug, Args)]
-struct RestartArgs {
-    /// The job
-    job: String,
-}
-
-#[derive(Debug, Args)]
-struct GcArgs {
-    /// Only list them
-    #[arg(long, alias = "dry_run")]
-    dry_run: bool,
-    /// End also the processes that did not inherit the number of the job
-    #[arg(long)]
-    force: bool,
-    #[command(flatten)]
-    format: FormatArgs,
-}
-
-#[derive(Debug, Args)]
-struct ExplainArgs {
-    /// For programs: one JSON object
-    #[arg(long, conflicts_with = "script")]
-    json: bool,
-    /// A shell script that runs this worker by hand
-    #[arg(long, value_name = "RANK", allow_hyphen_values = true, value_parser = parse_value::<i128>)]
-    script: Option<i128>,
-    /// The command line, with or without the name of the command
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    words: Vec<OsString>,
-}
-
-static QUERIES: LazyLock<ClapCommand> = LazyLock::new(|| {
+static COMMANDS: LazyLock<ClapCommand> = LazyLock::new(|| {
     let command = ClapCommand::new("rankrun").no_binary_name(true).disable_help_subcommand(true);
-    let mut command = Query::augment_subcommands(command).args_override_self(true);
+    let mut command = Subcommand::augment_subcommands(command).args_override_self(true).max_term_width(100);
     command.build();
     command
 });
 
-/// The first words that ask a question or act on what runs.
-pub(super) const WORDS: [&str; 8] = ["devices", "topo", "ls", "status", "stop", "restart", "gc", "explain"];
-
-/// The subcommand that the words begin with.
-pub(super) fn subcommand(words: &[OsString]) -> Option<&'static str> {
-    let first = words.first()?;
-    WORDS.into_iter().find(|word| first == word)
-}
-
-/// Whether the words begin with one of these subcommands.
-pub(super) fn is_subcommand(words: &[OsString]) -> bool {
-    subcommand(words).is_some()
+/// Every word that may stand first.
+pub(super) fn all() -> impl Iterator<Item = &'static ClapCommand> {
+    COMMANDS.get_subcommands()
 }
 
 /// The options of a subcommand, by their long names.
 pub(super) fn options_of(command: &str) -> Vec<&'static str> {
-    let command = QUERIES.find_subcommand(command);
+    let command = COMMANDS.find_subcommand(command);
     command.into_iter().flat_map(ClapCommand::get_arguments).filter_map(Arg::get_long).collect()
 }
 
-/// Parses the words; the first is the subcommand.
-///
-/// # Errors
-/// A word that the subcommand does not know, or a value that it does not take.
-pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
-    let name = subcommand(words).unwrap_or_default();
-    // Also behind a mistake.
-    if name != "explain" && words.iter().any(|word| word == "-h" || word == "--help") {
-        return Ok(Command::Print(help(name).to_owned()));
-    }
-    let matches = QUERIES.clone().try_get_matches_from(words);
-    let query = matches.and_then(|matches| Query::from_arg_matches(&matches)).map_err(|error| {
-        let error = usage_error(name, words, &error);
-        CliError::Usage { cli_flavor: CliFlavor::Rankrun, error }
-    })?;
-    Ok(match query {
-        Query::Devices(args) => {
-            let form = |json| if json { Manner::Json } else { Manner::Text };
-            let manner = args.watch.map_or_else(|| form(args.format.json), Manner::Watch);
-            let ids = args.id.iter().map(|id| id.trim().to_owned()).collect();
-            let subject = Subject::Devices { kind: args.device_type, ids };
-            Command::Inspect(Inspect { subject, manner, limit: args.probe.limit(facts)? })
-        }
-        Query::Topo(args) => {
-            let manner = if args.format.json { Manner::Json } else { Manner::Text };
-            Command::Inspect(Inspect { subject: Subject::Topo, manner, limit: args.probe.limit(facts)? })
-        }
-        Query::Ls(args) => control(ControlVerb::List, None, args.format.json),
-        Query::Status(args) => {
-            let verb = if args.check { JobVerb::Check } else { JobVerb::Status };
-            control(ControlVerb::Job(verb), args.job, args.format.json)
-        }
-        Query::Stop(args) => {
-            let verb = if args.wait { JobVerb::StopAndWait } else { JobVerb::Stop };
-            control(ControlVerb::Job(verb), Some(args.job), false)
-        }
-        Query::Restart(args) => control(ControlVerb::Job(JobVerb::Restart), Some(args.job), false),
-        Query::Gc(args) => {
-            let mode = match args {
-                GcArgs { dry_run: true, .. } => GcMode::List,
-                GcArgs { force: true, .. } => GcMode::EndAll,
-                _ => GcMode::End,
-            };
-            let format = if args.format.json { OutputFormat::Json } else { OutputFormat::Text };
-            Command::Gc(GcRequest { mode, format })
-        }
-        Query::Explain(args) => {
-            let json = if args.json { AskedForm::Json } else { AskedForm::Text };
-            let form = args.script.map_or(json, AskedForm::Script);
-            // clap swallows a `--`, which is the launch's.
-            let start = words.len() - args.words.len();
-            let start = if words[start - 1] == "--" { start - 1 } else { start };
-            return explain::interpret(argv0, form, &words[start..], facts);
-        }
-    })
-}
-
-fn control(verb: ControlVerb, job: Option<String>, json: bool) -> Command {
-    let format = if json { AnswerFormat::Json } else { AnswerFormat::Text };
-    Command::Control(ControlCommand { verb, job, format })
-}
-
-impl ProbeArgs {
-    fn limit(&self, facts: &Facts) -> Result<Duration, CliError> {
-        let origin = Origin::Option("probe-timeout");
-        let typed = self.probe_timeout.map(|value| Setting { origin, value });
-        probe_timeout(typed.map_or_else(|| variable_value("probe-timeout", facts), |typed| Ok(Some(typed)))?)
-    }
-}
-
-/// The text of a subcommand's `--help`.
-fn help(command: &str) -> &'static str {
-    match command {
-        "devices" => include_str!("help_devices.txt"),
-        "topo" => include_str!("help_topo.txt"),
-        "ls" => include_str!("help_ls.txt"),
-        "status" => include_str!("help_status.txt"),
-        "stop" => include_str!("help_stop.txt"),
-        "restart" => include_str!("help_restart.txt"),
-        _ => include_str!("help_gc.txt"),
-    }
-}
-
-/// The mistake that clap found, in our words.
-fn usage_error(command: &'static str, words: &[OsString], error: &clap::Error) -> UsageError {
-    let text = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        Some(ContextValue::Strings(texts)) => texts.join(" "),
-        _ => String::new(),
-    };
-    let invalid = text(ContextKind::InvalidArg);
-    let value = text(ContextKind::InvalidValue);
-    let named = option_named(command, &invalid);
-    match (error.kind(), named) {
-        (ErrorKind::MissingRequiredArgument, _) => UsageError::MissingJob { command },
-        (ErrorKind::ArgumentConflict, _) if command == "explain" => UsageError::TwoForms,
-        (ErrorKind::ArgumentConflict, _) => UsageError::WatchedJson,
-        (ErrorKind::TooManyValues, Some(option)) => UsageError::UnwantedValue { option, value },
-        (ErrorKind::ValueValidation, Some(option)) if option.long_name() == "watch" => {
-            UsageError::BadInterval { value }
-        }
-        (ErrorKind::InvalidValue, Some(option)) if value.is_empty() => UsageError::MissingValue { option },
-        (ErrorKind::ValueValidation | ErrorKind::InvalidValue, Some(option)) => {
-            UsageError::BadValue { option, origin: Origin::Option(option.long_name()), value }
-        }
-        (ErrorKind::InvalidUtf8, _) => {
-            let odd = words.iter().find(|word| word.to_str().is_none());
-            UsageError::UnknownTo {
-                command,
-                word: odd.map_or(invalid, |word| word.to_string_lossy().into_owned()),
-            }
-        }
-        _ => UsageError::UnknownTo { command, word: invalid },
-    }
-}
-
-/// The option in clap's `--watch[=<SECONDS>]` or `-i <LIST>`.
-fn option_named(command: &str, invalid: &str) -> Option<&'static Arg> {
-    let name = invalid.split([' ', '=', '[']).next()?.trim_start_matches('-');
-    let mut options = QUERIES.find_subcommand(command)?.get_arguments();
-    options.find(|option| option.get_long() == Some(name))
+/// The help of a subcommand; nothing where there is no such word.
+pub(super) fn help_of(command: &str, is_long: bool) -> Option<String> {
+    let mut command = COMMANDS.find_subcommand(command)?.clone();
+    let help = if is_long { command.render_long_help() } else { command.render_help() };
+    Some(help.to_string())
 }
 
 /// A value by the rules of its type.

@@ -4,14 +4,15 @@
 use rankrun_contract::env::{BACKEND, DEVICE, GENERATION, JOB, KEEP, NCCL_LIBRARY, NESTING, ROUND};
 use strsim::osa_distance;
 
+use super::help;
 use super::nesting::is_inside_worker;
 use super::option::{LaunchOption, find_option, options};
-use super::subcommand::options_of;
+use super::subcommand::{self, options_of};
 use crate::facts::Facts;
 use crate::notice::Notice;
 use crate::shim::SWITCH;
 use crate::spec::CliFlavor;
-use clap::Arg;
+use clap::{Arg, Command};
 
 /// More than these are no answer.
 const MOST_ANSWERS: usize = 4;
@@ -118,9 +119,6 @@ const COMMANDS: &[(&[&str], &str)] = &[
          says more of that",
     ),
 ];
-/// The words that may stand first.
-pub(super) const SUBCOMMANDS: [&str; 12] =
-    ["run", "explain", "devices", "topo", "gc", "ls", "status", "stop", "restart", "shim", "help", "version"];
 
 /// The hint for options that nothing here knows.
 pub(super) fn unknown_options_hint(words: &[String]) -> String {
@@ -238,12 +236,21 @@ fn answer_behind(command: &str, name: &str) -> Option<String> {
     Some(answer)
 }
 
+/// What `rankrun help` may have been asked about.
+pub(super) fn help_topic_hint(word: &str) -> String {
+    let known = subcommand::all().map(Command::get_name).chain(help::TOPICS);
+    nearest_of(word, known).map_or_else(
+        || format!("it knows {}, and the commands: see `rankrun help`", help::TOPICS.join(", ")),
+        |nearest| format!("did you mean `rankrun help {nearest}`?"),
+    )
+}
+
 /// What to do where an entrypoint that is not there may be a misspelt or foreign subcommand.
 pub(super) fn answer_to_command(word: &str) -> Option<String> {
     if let Some((_, answer)) = COMMANDS.iter().find(|(words, _)| words.contains(&word)) {
         return Some((*answer).to_owned());
     }
-    let nearest = nearest_of(word, SUBCOMMANDS.iter().copied())?;
+    let nearest = nearest_of(word, subcommand::all().map(Command::get_name))?;
     (nearest != word).then(|| format!("did you mean `rankrun {nearest}`?"))
 }
 

@@ -8,6 +8,7 @@ use crate::exit_code::{ExitStatus, NO_ANSWER};
 use crate::explain::Style;
 use crate::facts::Facts;
 use crate::inspect::jobs;
+use crate::spec::OutputFormat;
 
 /// `rankrun status --check`: the job exists and does not run well.
 const UNHEALTHY: u8 = 1;
@@ -20,7 +21,7 @@ pub struct ControlCommand {
     /// The job, as the user names it.
     pub job: Option<String>,
     /// The form of the answer.
-    pub format: AnswerFormat,
+    pub format: OutputFormat,
 }
 
 /// The word behind `rankrun`.
@@ -45,15 +46,6 @@ pub enum JobVerb {
     StopAndWait,
     /// `restart`
     Restart,
-}
-
-/// The form of the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnswerFormat {
-    /// For people.
-    Text,
-    /// One JSON value.
-    Json,
 }
 
 /// Why a command has no answer.
@@ -133,8 +125,8 @@ pub fn run(
     let ControlVerb::Job(verb) = command.verb else {
         let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
         write(&match command.format {
-            AnswerFormat::Text => jobs::render_list(&listed, style),
-            AnswerFormat::Json => jobs::list_json(&listed),
+            OutputFormat::Text => jobs::render_list(&listed, style),
+            OutputFormat::Json => jobs::list_json(&listed),
         });
         return Ok(ExitStatus::SUCCESS);
     };
@@ -146,7 +138,7 @@ pub fn run(
 }
 
 fn act(
-    (verb, format): (JobVerb, AnswerFormat),
+    (verb, format): (JobVerb, OutputFormat),
     (folder, status): (&JobFolder, Result<Box<JobStatus>, ControlError>),
     style: Style,
     write: &dyn Fn(&str),
@@ -155,8 +147,8 @@ fn act(
         JobVerb::Status => {
             let status = status?;
             write(&match format {
-                AnswerFormat::Text => jobs::render_status(&status, style),
-                AnswerFormat::Json => jobs::status_json(&status),
+                OutputFormat::Text => jobs::render_status(&status, style),
+                OutputFormat::Json => jobs::status_json(&status),
             });
             Ok(ExitStatus::SUCCESS)
         }

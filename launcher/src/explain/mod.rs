@@ -7,6 +7,7 @@ mod json;
 mod nodes;
 mod plan;
 pub mod quote;
+mod request;
 pub mod script;
 mod settings;
 mod text;
@@ -22,7 +23,6 @@ use serde::Serialize;
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT, Master, RUN_ID};
 use rankrun_contract::rank::{Generation, JobId, RestartCount};
 
-use crate::cli::{Explain, Form, RunIdLife};
 use crate::error::LaunchError;
 use crate::facts::Facts;
 use crate::logs::tree::Attempt;
@@ -36,6 +36,7 @@ use crate::spec::{CliFlavor, LaunchSpec, RendezvousSpec, StoreHost};
 pub use nodes::{ListenPorts, NodesSection};
 use nodes::{initial_round, is_agreed_on, nodes_of};
 use plan::LaunchPlan;
+pub use request::{ExplainForm, ExplainRequest, Origins, RunIdLife};
 use settings::SettingOrigins;
 pub use settings::{SettingLine, SettingOrigin};
 pub use text::Style;
@@ -257,11 +258,11 @@ pub struct EnvironmentEntry {
 /// # Errors
 /// An argument or variable that no program can be given, as at launch.
 pub fn explain(
-    request: &Explain,
+    request: &ExplainRequest,
     facts: &Facts,
     handled: &HandledSignals,
 ) -> Result<Explanation, LaunchError> {
-    let spec = &request.launch.spec;
+    let spec = &request.spec;
     let sources = SettingOrigins { spec, origins: &request.origins, facts };
     let run_id = spec.rendezvous.run_id();
     let known_run_id = (request.run_id == RunIdLife::Fixed).then_some(run_id);
@@ -290,7 +291,7 @@ pub fn explain(
         max_restarts: spec.max_restarts.0,
         log_folder: plan.attempt.as_ref().map(|attempt| path_pattern(attempt.folder())),
         external_worker: spec.external_worker.map(|local_rank| local_rank.0),
-        warnings: warnings(&request.launch.notices),
+        warnings: warnings(&request.notices),
         ranks,
     })
 }
@@ -303,11 +304,11 @@ fn warnings(notices: &[Notice]) -> Vec<String> {
 
 /// The answer, in the form that was asked for.
 #[must_use]
-pub fn render(explanation: &Explanation, question: &Explain, style: Style) -> Vec<u8> {
+pub fn render(explanation: &Explanation, question: &ExplainRequest, style: Style) -> Vec<u8> {
     match question.form {
-        Form::Text => text::render(explanation, style).into_bytes(),
-        Form::Json => json::render(explanation),
-        Form::Script(local_rank) => script::worker_script(explanation, local_rank).render(),
+        ExplainForm::Text => text::render(explanation, style).into_bytes(),
+        ExplainForm::Json => json::render(explanation),
+        ExplainForm::Script(local_rank) => script::worker_script(explanation, local_rank).render(),
     }
 }
 

@@ -7,13 +7,13 @@ use std::path::Path;
 use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID};
 use rankrun_contract::rank::LocalRank;
 
+use super::RunIdLife;
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
 use super::{
     EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, path_pattern,
     split_entry,
 };
-use crate::cli::RunIdLife;
 use crate::error::LaunchError;
 use crate::facts::{Facts, short_hostname};
 use crate::logs::route::{Route, StreamOwner, routes};

@@ -15,8 +15,7 @@ use rankrun_contract::env::{
     NCCL_LIBRARY, ROLE_NAME, ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
 };
 
-use super::{LaunchValue, Pending};
-use crate::cli::{Origins, RunIdLife};
+use super::{LaunchValue, Origins, Pending, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
 use crate::spec::setting::Origin;

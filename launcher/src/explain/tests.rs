@@ -7,11 +7,11 @@ use crate::cli::{Command as Answer, interpret};
 use crate::facts::fake::FakeWorld;
 use crate::spec::SignalSpec;
 
-fn question(line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
+fn question(line: &str, environment: &[(&str, &str)]) -> (ExplainRequest, Facts) {
     question_in(FakeWorld::new(), line, environment)
 }
 
-fn question_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (Explain, Facts) {
+fn question_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (ExplainRequest, Facts) {
     let world = world.file("/job/x.py", b"impo").program("/usr/bin/python3").program("/usr/bin/tool");
     let mut environment = environment.to_vec();
     environment.push(("PATH", "/usr/bin"));
@@ -23,7 +23,7 @@ fn question_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (E
     }
 }
 
-fn of(question: &Explain, facts: &Facts) -> Explanation {
+fn of(question: &ExplainRequest, facts: &Facts) -> Explanation {
     let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Torchrun);
     explain(question, facts, &handled).unwrap()
 }
@@ -198,9 +198,9 @@ fn environment_entry_splits_at_first_equals_sign() {
 #[test]
 fn explanation_json_has_expected_shape() {
     let (mut question, facts) = question("rankrun explain --nproc-per-node 2 --stdin 1 tool", &[("B", "1")]);
-    question.launch.spec.stop.grace = Duration::from_millis(1500);
-    question.launch.spec.args = vec![OsStr::from_bytes(b"\xff").to_owned()];
-    question.form = Form::Json;
+    question.spec.stop.grace = Duration::from_millis(1500);
+    question.spec.args = vec![OsStr::from_bytes(b"\xff").to_owned()];
+    question.form = ExplainForm::Json;
     let json: serde_json::Value =
         serde_json::from_slice(&render(&of(&question, &facts), &question, Style::Plain)).unwrap();
     assert_eq!(json["version"], 1);
@@ -228,8 +228,8 @@ fn explanation_json_has_expected_shape() {
 fn explanation_text_lists_settings_and_ranks() {
     let line = "rankrun explain --nproc-per-node 2 --leave-out 1 --master-port 29511 -t 1 x.py";
     let (mut question, facts) = question(line, &[("ROLE_NAME", "x")]);
-    question.launch.spec.args.push("it's".into());
-    question.launch.notices = vec![Notice::SingleOmpThread];
+    question.spec.args.push("it's".into());
+    question.notices = vec![Notice::SingleOmpThread];
     let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
     assert!(text.contains("\nwarning: Setting OMP_NUM_THREADS "), "{text}");
     for line in [
@@ -294,7 +294,7 @@ fn devices_and_cpus_are_listed_per_rank() {
     assert_eq!(card["pci"], pci.to_string());
     assert_eq!(card["chosen_by"], "--devices 1 within CUDA_VISIBLE_DEVICES");
     assert_eq!(json["ranks"][0]["cpus"], serde_json::json!([2, 3]));
-    question.form = Form::Script(LocalRank(0));
+    question.form = ExplainForm::Script(LocalRank(0));
     let script = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();
     assert!(script.contains("# A launch binds it to the CPUs 2-3"), "{script}");
 }
@@ -306,8 +306,8 @@ fn single_worker_has_no_common_section() {
     assert!(text.starts_with("rankrun would start 1 worker on"), "{text}");
     assert!(!text.contains("every rank"), "{text}");
     let workers = LocalWorldSize::new(1).unwrap();
-    assert_eq!(question.launch.spec.workers, workers);
-    assert_eq!(question.launch.spec.external_worker, None::<LocalRank>);
+    assert_eq!(question.spec.workers, workers);
+    assert_eq!(question.spec.external_worker, None::<LocalRank>);
 }
 
 mod nodes;

@@ -30,16 +30,51 @@ mod watch;
 
 use std::cell::OnceCell;
 use std::io;
+use std::time::Duration;
 
-use crate::cli::{Inspect, Manner, Subject};
 use crate::device::visibility::InheritedVariables;
 use crate::device::{DeviceType, Machine, ProbeScope};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream, short_hostname};
+use crate::spec::OutputFormat;
 use picture::{CudaOrderAnswer, MachineSnapshot, SnapshotContext};
 
 const EVERYTHING: ProbeScope = ProbeScope { state: true, links: true, cpus: true };
+
+/// A question about this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InspectRequest {
+    /// What is asked.
+    pub subject: Subject,
+    /// The mode of the answer; [`OutputMode::Watch`] only of devices.
+    pub mode: OutputMode,
+    /// `--probe-timeout`: how long a driver's library may take.
+    pub limit: Duration,
+}
+
+/// What is asked about this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// `devices`
+    Devices {
+        /// `--device-type`: only these.
+        device_type: Option<DeviceType>,
+        /// `-i`: only these, by index, UUID or PCI address; empty for all.
+        ids: Vec<String>,
+    },
+    /// `topo`
+    Topo,
+}
+
+/// How often the machine is looked at, and how it is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputMode {
+    /// Once.
+    Once(OutputFormat),
+    /// `--watch`: again and again, so long after the last time.
+    Watch(Duration),
+}
 
 /// Reasons why the machine cannot be inspected.
 #[derive(Debug, thiserror::Error)]
@@ -97,31 +132,33 @@ pub struct InspectOutput {
 /// # Errors
 /// `--watch` was asked for and is not possible.
 pub fn inspect(
-    request: &Inspect,
+    request: &InspectRequest,
     facts: &Facts,
     style: Style,
     can_draw: bool,
 ) -> Result<InspectOutput, InspectError> {
-    match (&request.subject, request.manner) {
-        (Subject::Devices { kind, ids }, Manner::Watch(every)) => {
+    match (&request.subject, request.mode) {
+        (Subject::Devices { device_type, ids }, OutputMode::Watch(every)) => {
             if !facts.world().is_terminal(StandardStream::Output) {
                 return Err(InspectError::NoTerminal);
             }
             if !can_draw {
                 return Err(InspectError::NoCursor);
             }
-            let watched = watch::WatchSubject { kind: *kind, ids, every, limit: request.limit };
+            let watched = watch::WatchSubject { kind: *device_type, ids, every, limit: request.limit };
             let status = watch::watch(watched, facts, style)?;
             Ok(InspectOutput { text: Vec::new(), status })
         }
-        (Subject::Devices { kind, ids }, _) => render_devices((*kind, ids), request, facts, style),
+        (Subject::Devices { device_type, ids }, _) => {
+            render_devices((*device_type, ids), request, facts, style)
+        }
         (Subject::Topo, _) => Ok(render_topology(request, facts, style)),
     }
 }
 
 fn render_devices(
     (kind, ids): (Option<DeviceType>, &[String]),
-    question: &Inspect,
+    question: &InspectRequest,
     facts: &Facts,
     style: Style,
 ) -> Result<InspectOutput, InspectError> {
@@ -129,20 +166,22 @@ fn render_devices(
     let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
     let machine = probe_machine(EVERYTHING, question, facts);
     let picture = snapshot_of(machine, facts, kind, &cuda_order).filter_ids(ids)?;
-    let text = match question.manner {
-        Manner::Json => json::devices(&picture),
-        Manner::Text | Manner::Watch(_) => devices::page(&picture, kind).render(style).into_bytes(),
+    let text = match question.mode {
+        OutputMode::Once(OutputFormat::Json) => json::devices(&picture),
+        OutputMode::Once(OutputFormat::Text) | OutputMode::Watch(_) => {
+            devices::page(&picture, kind).render(style).into_bytes()
+        }
     };
     Ok(InspectOutput { text, status: status(picture.is_blind()) })
 }
 
-fn render_topology(question: &Inspect, facts: &Facts, style: Style) -> InspectOutput {
+fn render_topology(question: &InspectRequest, facts: &Facts, style: Style) -> InspectOutput {
     let ask = ProbeScope { state: false, links: true, cpus: true };
     let machine = probe_machine(ask, question, facts);
     let host = short_hostname();
-    let text = match question.manner {
-        Manner::Json => json::topology(&machine, &host),
-        Manner::Text | Manner::Watch(_) => {
+    let text = match question.mode {
+        OutputMode::Once(OutputFormat::Json) => json::topology(&machine, &host),
+        OutputMode::Once(OutputFormat::Text) | OutputMode::Watch(_) => {
             topo::page(&machine, &host, &facts.world().allowed_cpus()).render(style).into_bytes()
         }
     };
@@ -150,7 +189,7 @@ fn render_topology(question: &Inspect, facts: &Facts, style: Style) -> InspectOu
     InspectOutput { text, status: status(is_blind) }
 }
 
-fn probe_machine(ask: ProbeScope, question: &Inspect, facts: &Facts) -> Machine {
+fn probe_machine(ask: ProbeScope, question: &InspectRequest, facts: &Facts) -> Machine {
     second_probe::probe_with_retry(ask, question.limit, |ask, limit| facts.world().probe_devices(ask, limit))
 }
 

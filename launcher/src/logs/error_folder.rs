@@ -4,6 +4,7 @@
 //! counts in every pid namespace that shares `/dev/shm`: a container may share it, and a pid means nothing there. A
 //! folder gets its name when it is locked, so a job that is just starting has no folder of this name without a lock.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,9 +14,15 @@ use std::time::SystemTime;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use crate::facts::Facts;
+
 /// The name of such a folder, before `_` and eight random characters. torch's own folders have these characters right
 /// behind `torchelastic_`.
 pub const NAME_PREFIX: &str = "torchelastic_rankrun";
+
+/// In memory: folders that are made at each start and removed at each end cost microseconds there, and up to a
+/// third of a millisecond each on a disk that discards blocks.
+const MEMORY: &str = "/dev/shm";
 
 /// Locks the new folder `made` and gives it its name. Where either is refused the folder keeps the name that it has, and
 /// `rankrun gc` does not know it.
@@ -49,6 +56,21 @@ impl DeadFolder {
     pub fn remove(self) -> io::Result<()> {
         fs::remove_dir_all(&self.path)
     }
+}
+
+/// Where Python's `tempfile` looks for a folder, in this order; files that are few and small are in memory unless the
+/// user named a place.
+pub(crate) fn temporary_folders(facts: &Facts, is_small: bool) -> impl Iterator<Item = PathBuf> {
+    let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(|name| facts.filled_variable(name));
+    let memory = is_small.then_some(MEMORY);
+    let usual = memory.into_iter().chain(["/tmp", "/var/tmp", "/usr/tmp"]);
+    named.map(PathBuf::from).chain(usual.map(PathBuf::from))
+}
+
+/// Every folder below which a launch in this environment may put its error files.
+#[must_use]
+pub fn parents_of_error_files(facts: &Facts) -> BTreeSet<PathBuf> {
+    temporary_folders(facts, true).map(|folder| facts.absolute(&folder)).collect()
 }
 
 /// The folders of dead jobs directly below this one.

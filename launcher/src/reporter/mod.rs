@@ -147,7 +147,7 @@ pub fn report_refused_command_line(
 #[must_use]
 pub fn report_shim_error(error: &ShimError) -> ExitCode {
     print_error(&with_cause(error, error.hint()));
-    ExitCode::from(error.exit_code())
+    ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// The launcher could not split into guard and agent, or the guard cannot do its work.

@@ -4,23 +4,10 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::cli::error::EntrypointProblem;
-use crate::exit_code;
 
 /// Reasons why the shim command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
-    /// The command line has no verb.
-    #[error("`rankrun shim` needs one of on, off or status")]
-    VerbMissing,
-    /// A word that means nothing there.
-    #[error("`rankrun shim` does not know `{word}`")]
-    UnknownWord {
-        /// The word as it was typed.
-        word: String,
-    },
-    /// The option `--python` has no value.
-    #[error("`--python` needs the path of a Python")]
-    PythonMissing,
     /// `--python` names nothing that can be run.
     #[error("the Python `{named}` {problem}")]
     NoSuchPython {
@@ -98,23 +85,11 @@ pub enum ShimError {
 }
 
 impl ShimError {
-    /// 2 where the words were not understood, 1 for the rest.
-    #[must_use]
-    pub const fn exit_code(&self) -> u8 {
-        match self {
-            Self::VerbMissing | Self::UnknownWord { .. } | Self::PythonMissing => exit_code::USAGE,
-            _ => exit_code::LAUNCHER_FAILED,
-        }
-    }
-
     /// Advice for the user, one line, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::VerbMissing | Self::UnknownWord { .. } => {
-                "`rankrun shim on` makes `torchrun` rankrun's, `off` gives PyTorch's own back, `status` says which it is"
-            }
-            Self::PythonMissing | Self::NoSuchPython { .. } => "as in `--python /path/to/venv/bin/python`",
+            Self::NoSuchPython { .. } => "as in `--python /path/to/venv/bin/python`",
             Self::NoEnvironment { .. } => {
                 "activate the environment, or name its Python with `--python /path/to/venv/bin/python`"
             }

@@ -12,11 +12,10 @@
 //! it: the shell costs 0.7 ms. Python's part of the script is PyTorch's own command. The hook also replaces a
 //! `bin/torchrun` that an installer has written again.
 //!
-//! `command_line` parses the command line, `environment` chooses the environment, `layout` names the files, `state`
+//! `environment` chooses the environment, `layout` names the files, `state`
 //! classifies the present files, `plan` computes the changes, `status` says what would run: all pure. `probe` asks a
 //! Python, and `disk` reads and changes files.
 
-mod command_line;
 mod disk;
 mod environment;
 mod error;
@@ -34,12 +33,32 @@ pub use error::ShimError;
 pub use interrupted::{CleanupResult, InterruptedFile, find_interrupted};
 
 use crate::facts::Facts;
-use command_line::{Format, ShimCommand, ShimRequest};
+use crate::spec::OutputFormat;
 use environment::PythonEnvironment;
 use layout::{Layout, ShimTexts};
 use plan::{turn_off, turn_on};
 use state::{ShimState, Torchrun};
 use status::{OutsideFacts, Status};
+
+/// The request of a `rankrun shim` command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShimRequest {
+    /// The action.
+    pub command: ShimCommand,
+    /// `--python`: its environment, else one that is found.
+    pub python: Option<OsString>,
+}
+
+/// The action of `rankrun shim`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShimCommand {
+    /// `on`: rankrun is the environment's torchrun.
+    On,
+    /// `off`: PyTorch's own is.
+    Off,
+    /// `status`: says which it is.
+    Status(OutputFormat),
+}
 
 /// Set to `off`, it makes the shim start PyTorch's own torchrun.
 pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
@@ -47,31 +66,27 @@ pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
 /// The hint after a refusal of the shim's torchrun.
 pub const BYPASS_HINT: &str = "      `RANKRUN_SHIM=off` in front of the command runs PyTorch's own torchrun";
 
-/// Runs `rankrun shim` with these words; `argv0` is the launcher's name in the command, `program` its own file.
+/// Runs `rankrun shim`; `argv0` is the launcher's name in the command, `program` its own file.
 /// Returns the text to print.
 ///
 /// # Errors
 /// The command failed; then nothing was changed.
 pub fn run(
-    arguments: &[OsString],
+    request: &ShimRequest,
     argv0: &OsStr,
     program: PathBuf,
     facts: &Facts,
 ) -> Result<String, ShimError> {
-    let (verb, python) = match command_line::parse(arguments)? {
-        ShimRequest::Help => return Ok(include_str!("help.txt").to_owned()),
-        ShimRequest::Act { verb, python } => (verb, python),
-    };
-    let python = environment::choose_python(python.as_deref(), argv0, facts)?;
+    let python = environment::choose_python(request.python.as_deref(), argv0, facts)?;
     let environment = environment::parse(&python, &probe::run_python_probe(&python)?)?;
     let layout = Layout::of(&environment);
     let texts = ShimTexts::of(&environment, &layout)?;
-    let _lock = match verb {
+    let _lock = match request.command {
         ShimCommand::On | ShimCommand::Off => disk::lock(&environment.scripts),
         ShimCommand::Status(_) => None,
     };
     let state = ShimState::of(disk::read_files(&layout, |path| facts.is_executable(path))?, &texts);
-    match verb {
+    match request.command {
         ShimCommand::On => {
             let rankrun = environment::own_path(argv0, program, facts);
             on(&environment, &layout, &texts, (&state, &rankrun))
@@ -80,8 +95,8 @@ pub fn run(
         ShimCommand::Status(format) => {
             let status = Status::of(&environment, &layout, &state, gather_outside_facts(&layout, facts));
             Ok(match format {
-                Format::Table => status.table(),
-                Format::Json => status.json(),
+                OutputFormat::Text => status.table(),
+                OutputFormat::Json => status.json(),
             })
         }
     }

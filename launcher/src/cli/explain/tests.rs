@@ -2,8 +2,9 @@ use proptest::prelude::*;
 use rankrun_contract::rank::RunId;
 
 use super::*;
-use crate::cli::CliError;
+use crate::cli::{CliError, Launch};
 use crate::facts::fake::FakeWorld;
+use rankrun_contract::rank::LocalRank;
 
 fn world() -> FakeWorld {
     let world = FakeWorld::new().file("/job/x.py", b"impo").file("/job/explain", b"impo");
@@ -17,7 +18,7 @@ fn ask(line: &str, environment: &[(&str, &str)]) -> Result<Command, CliError> {
     crate::cli::interpret(&argv, &world().facts(&environment))
 }
 
-fn explained(line: &str, environment: &[(&str, &str)]) -> Explain {
+fn explained(line: &str, environment: &[(&str, &str)]) -> ExplainRequest {
     match ask(line, environment) {
         Ok(Command::Explain(explain)) => *explain,
         other => panic!("`{line}`: {other:?}"),
@@ -42,7 +43,8 @@ fn explained_launch_equals_real_launch() {
         ("rankrun explain x.py --json --script 1", "rankrun x.py --json --script 1"),
         ("rankrun explain explain", "rankrun run explain"),
     ] {
-        assert_eq!(explained(explain, &[]).launch, launched(launch), "{explain}");
+        let (explained, launched) = (explained(explain, &[]), launched(launch));
+        assert_eq!((explained.spec, explained.notices), (launched.spec, launched.notices), "{explain}");
     }
 }
 
@@ -57,11 +59,11 @@ fn explain_is_recognized_only_as_first_rankrun_argument() {
 #[test]
 fn explain_options_precede_launch_options() {
     for (line, form) in [
-        ("rankrun explain x.py", Form::Text),
-        ("rankrun explain --json x.py", Form::Json),
-        ("rankrun explain --json torchrun x.py", Form::Json),
-        ("rankrun explain --script 1 --nproc-per-node 2 x.py", Form::Script(LocalRank(1))),
-        ("rankrun explain --script=0 x.py", Form::Script(LocalRank(0))),
+        ("rankrun explain x.py", ExplainForm::Text),
+        ("rankrun explain --json x.py", ExplainForm::Json),
+        ("rankrun explain --json torchrun x.py", ExplainForm::Json),
+        ("rankrun explain --script 1 --nproc-per-node 2 x.py", ExplainForm::Script(LocalRank(1))),
+        ("rankrun explain --script=0 x.py", ExplainForm::Script(LocalRank(0))),
     ] {
         assert_eq!(explained(line, &[]).form, form, "{line}");
     }
@@ -127,7 +129,7 @@ fn generated_run_id_is_marked() {
             vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
         let facts = Facts::new(environment, Box::new(crate::facts::System::SILENT));
         match crate::cli::interpret(&argv, &facts).unwrap() {
-            Command::Explain(explain) => (explain.run_id, explain.launch.notices.len()),
+            Command::Explain(explain) => (explain.run_id, explain.notices.len()),
             other => panic!("{other:?}"),
         }
     };
@@ -161,7 +163,7 @@ fn setting_origin_is_option_before_variable() {
 
 #[test]
 fn leave_out_accepts_existing_worker() {
-    let left_out = |line: &str, environment| explained(line, environment).launch.spec.external_worker;
+    let left_out = |line: &str, environment| explained(line, environment).spec.external_worker;
     let line = "rankrun explain --nproc-per-node 2 --leave-out 1 x.py";
     assert_eq!(left_out(line, &[][..]), Some(LocalRank(1)));
     let line = "rankrun explain torchrun --nproc-per-node 2 x.py";

@@ -1,43 +1,54 @@
+use std::ffi::OsStr;
+
 use super::*;
+use crate::cli::Command;
 use crate::cli::error::CliError;
+use crate::control::command::{ControlCommand, ControlVerb, JobVerb};
 use crate::facts::fake::FakeWorld;
+use crate::gc::{GcMode, GcRequest};
+use crate::inspect::{InspectRequest, OutputMode, Subject};
+use crate::shim::{ShimCommand, ShimRequest};
+use crate::spec::OutputFormat;
+
+const TEXT: OutputMode = OutputMode::Once(OutputFormat::Text);
+const JSON: OutputMode = OutputMode::Once(OutputFormat::Json);
 
 fn told(line: &str) -> Result<Command, String> {
     let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-    assert!(is_subcommand(&words), "{line}");
     let facts = FakeWorld::new().facts(&[("RANKRUN_PROBE_TIMEOUT", "7")]);
-    interpret(OsStr::new("rankrun"), &words, &facts).map_err(|error: CliError| error.render())
+    let name = find_subcommand(&words, &facts).expect(line);
+    interpret(name, (OsStr::new("rankrun"), &words), &facts).map_err(|error: CliError| error.render())
 }
 
 #[test]
 fn inspect_options_are_accepted_in_any_order() {
     let limit = Duration::from_secs(7);
-    let inspect = |subject, manner| Ok(Command::Inspect(Inspect { subject, manner, limit }));
-    let devices = |kind, manner| inspect(Subject::Devices { kind, ids: Vec::new() }, manner);
+    let inspect = |subject, mode| Ok(Command::Inspect(InspectRequest { subject, mode, limit }));
+    let devices = |device_type, mode| inspect(Subject::Devices { device_type, ids: Vec::new() }, mode);
     let some = |ids: &[&str]| {
         let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-        inspect(Subject::Devices { kind: None, ids }, Manner::Text)
+        inspect(Subject::Devices { device_type: None, ids }, TEXT)
     };
-    let every = |seconds| Manner::Watch(Duration::from_secs_f64(seconds));
+    let every = |seconds| OutputMode::Watch(Duration::from_secs_f64(seconds));
     for (line, command) in [
-        ("devices", devices(None, Manner::Text)),
-        ("devices --json", devices(None, Manner::Json)),
+        ("devices", devices(None, TEXT)),
+        ("devices --json", devices(None, JSON)),
         ("devices --watch", devices(None, every(2.0))),
         ("devices --watch=0.5 --device-type cuda", devices(Some(DeviceType::Cuda), every(0.5))),
-        ("devices --device_type=rocm --json", devices(Some(DeviceType::Rocm), Manner::Json)),
+        ("devices --device_type=rocm --json", devices(Some(DeviceType::Rocm), JSON)),
         ("devices -i 1", some(&["1"])),
         ("devices --id=0,GPU-77 -i 0000:1b:00.0", some(&["0", "GPU-77", "0000:1b:00.0"])),
-        ("topo", inspect(Subject::Topo, Manner::Text)),
-        ("topo -m", inspect(Subject::Topo, Manner::Text)),
-        ("topo --matrix --json", inspect(Subject::Topo, Manner::Json)),
-        ("topo --json", inspect(Subject::Topo, Manner::Json)),
+        ("topo", inspect(Subject::Topo, TEXT)),
+        ("topo -m", inspect(Subject::Topo, TEXT)),
+        ("topo --matrix --json", inspect(Subject::Topo, JSON)),
+        ("topo --json", inspect(Subject::Topo, JSON)),
     ] {
         assert_eq!(told(line), command, "{line}");
     }
     for (line, usage) in
-        [("topo --json -h", "usage: rankrun topo"), ("devices --help", "usage: rankrun devices")]
+        [("topo --json -h", "Usage: rankrun topo"), ("devices --help", "Usage: rankrun devices")]
     {
-        assert!(matches!(told(line), Ok(Command::Print(text)) if text.starts_with(usage)), "{line}");
+        assert!(matches!(told(line), Ok(Command::Print(text)) if text.contains(usage)), "{line}");
     }
 }
 
@@ -75,8 +86,8 @@ fn control_options_and_job_are_accepted_in_any_order() {
         let verb = ControlVerb::Job(verb);
         Ok(Command::Control(ControlCommand { verb, job: job.map(str::to_owned), format }))
     };
-    let list = ControlCommand { verb: ControlVerb::List, job: None, format: AnswerFormat::Json };
-    use {AnswerFormat::*, JobVerb::*};
+    let list = ControlCommand { verb: ControlVerb::List, job: None, format: OutputFormat::Json };
+    use {JobVerb::*, OutputFormat::*};
     assert_eq!(told("ls --json"), Ok(Command::Control(list)));
     assert_eq!(told("status"), control(Status, None, Text));
     assert_eq!(told("status --json 12ab"), control(Status, Some("12ab"), Json));
@@ -85,9 +96,9 @@ fn control_options_and_job_are_accepted_in_any_order() {
     assert_eq!(told("stop --wait 12ab"), control(StopAndWait, Some("12ab"), Text));
     assert_eq!(told("restart 12ab"), control(Restart, Some("12ab"), Text));
     for name in ["ls", "status", "stop", "restart"] {
-        let help = format!("usage: rankrun {name}");
+        let help = format!("Usage: rankrun {name}");
         let printed = told(&format!("{name} x --help"));
-        assert!(matches!(printed, Ok(Command::Print(text)) if text.starts_with(&help)), "{name}");
+        assert!(matches!(printed, Ok(Command::Print(text)) if text.contains(&help)), "{name}");
     }
 }
 
@@ -122,9 +133,7 @@ fn gc_options_are_accepted_in_any_order() {
     for dry in ["--force --dry-run", "--dry-run --force"] {
         assert_eq!(told(&format!("gc {dry}")), gc(GcMode::List, OutputFormat::Text));
     }
-    assert!(
-        matches!(told("gc --json -h"), Ok(Command::Print(text)) if text.starts_with("usage: rankrun gc"))
-    );
+    assert!(matches!(told("gc --json -h"), Ok(Command::Print(text)) if text.contains("Usage: rankrun gc")));
 }
 
 #[test]
@@ -137,5 +146,47 @@ fn unknown_gc_argument_is_refused() {
     ] {
         let error = told(line).unwrap_err();
         assert!(error.contains(told_of) && error.contains("\nhint: "), "{line}: {error}");
+    }
+}
+
+#[test]
+fn shim_arguments_are_accepted_in_any_order() {
+    let shim = |command, python: Option<&str>| {
+        Ok(Command::Shim(ShimRequest { command, python: python.map(OsString::from) }))
+    };
+    assert_eq!(told("shim on"), shim(ShimCommand::On, None));
+    assert_eq!(told("shim off --python /a/python"), shim(ShimCommand::Off, Some("/a/python")));
+    assert_eq!(told("shim --python=/a/python on"), shim(ShimCommand::On, Some("/a/python")));
+    assert_eq!(told("shim --json status"), shim(ShimCommand::Status(OutputFormat::Json), None));
+    assert_eq!(told("shim status"), shim(ShimCommand::Status(OutputFormat::Text), None));
+    assert!(matches!(told("shim on --help"), Ok(Command::Print(_))));
+}
+
+#[test]
+fn unknown_shim_argument_is_named() {
+    for (line, part) in [
+        ("shim", "needs one of on, off or status"),
+        ("shim --json", "needs one of on, off or status"),
+        ("shim of", "does not know `of`"),
+        ("shim on off", "does not know `off`"),
+        ("shim on --json", "does not know `--json`"),
+        ("shim on --python", "`--python` needs a value"),
+        ("shim status --jason", "does not know `--jason`"),
+    ] {
+        let error = told(line).unwrap_err();
+        assert!(error.contains(part) && error.contains("\nhint: "), "`{line}`: {error}");
+    }
+}
+
+#[test]
+fn help_for_unknown_word_suggests_topic() {
+    for (line, hint) in [
+        ("help tests", "`rankrun help` does not know `tests`"),
+        ("help tests", "it knows devices, nodes, restarts, stopping, output"),
+        ("help restrts", "did you mean `rankrun help restarts`?"),
+        ("help statsu", "did you mean `rankrun help status`?"),
+    ] {
+        let error = told(line).unwrap_err();
+        assert!(error.contains(hint), "`{line}`: {error}");
     }
 }

@@ -107,7 +107,7 @@ fn hints_name_only_existing_options() {
 fn misspelt_subcommand_gets_hint() {
     let usage = help::help(CliFlavor::Rankrun, help::HelpLength::Long, None);
     for word in ["explain", "devices", "topo", "shim"] {
-        assert!(usage.contains(&format!("rankrun {word}")), "{word}");
+        assert!(usage.contains(&format!("\n  {word} ")), "{word}");
         assert_eq!(answer_to_command(&format!("{word}x")), Some(format!("did you mean `rankrun {word}`?")));
     }
     assert_eq!(answer_to_command("device").unwrap(), "did you mean `rankrun devices`?");

@@ -176,7 +176,7 @@ fn nodes_are_described_in_text_and_json() {
     );
     assert_eq!(json["store"]["host"]["at_launch"], "agreed_by_the_nodes");
     assert_eq!(json["ranks"][0]["rank"], serde_json::Value::Null);
-    question.form = Form::Script(LocalRank(0));
+    question.form = ExplainForm::Script(LocalRank(0));
     let script = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();
     assert!(script.contains("It expects the store at $MASTER_ADDR:$MASTER_PORT"), "{script}");
     assert!(script.contains("`WORLD_SIZE` is not set: the nodes of the job agree on it"), "{script}");

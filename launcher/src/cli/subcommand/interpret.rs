@@ -1,0 +1,196 @@
+//! From the words of a subcommand to what it asks for.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::time::Duration;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, FromArgMatches};
+
+use super::{COMMANDS, ProbeArgs, ShimVerb, Subcommand, help_of};
+use crate::cli::device_request::probe_timeout;
+use crate::cli::error::{CliError, Origin, UsageError};
+use crate::cli::option::LaunchOption;
+use crate::cli::settings::{Setting, variable_value};
+use crate::cli::{Command, explain, help, launch};
+use crate::control::command::{ControlCommand, ControlVerb, JobVerb};
+use crate::facts::Facts;
+use crate::gc::{GcMode, GcRequest};
+use crate::inspect::{InspectRequest, OutputMode, Subject};
+use crate::shim::{ShimCommand, ShimRequest};
+use crate::spec::{CliFlavor, OutputFormat};
+
+/// A program or script may have these names: a file here is meant before them.
+const BEHIND_FILES: [&str; 2] = ["help", "version"];
+
+/// The subcommand that the words begin with.
+pub(in crate::cli) fn find_subcommand(words: &[OsString], facts: &Facts) -> Option<&'static str> {
+    let name = name_of(words)?;
+    let is_file = BEHIND_FILES.contains(&name) && facts.exists(Path::new(name));
+    (!is_file).then_some(name)
+}
+
+/// Whether the words begin with a subcommand that launches nothing.
+pub(in crate::cli) fn is_query(words: &[OsString]) -> bool {
+    name_of(words).is_some_and(|name| name != "run")
+}
+
+fn name_of(words: &[OsString]) -> Option<&'static str> {
+    let first = words.first()?.to_str()?;
+    // Most launches begin with an option or a file, and need not make the table of subcommands.
+    if !first.bytes().all(|byte| byte.is_ascii_lowercase()) {
+        return None;
+    }
+    COMMANDS.find_subcommand(first).map(clap::Command::get_name)
+}
+
+/// Parses the words; the first is the subcommand of this name.
+///
+/// # Errors
+/// A word that the subcommand does not know, or a value that it does not take.
+pub(in crate::cli) fn interpret(
+    name: &'static str,
+    (argv0, words): (&OsStr, &[OsString]),
+    facts: &Facts,
+) -> Result<Command, CliError> {
+    // Also behind a mistake.
+    let help = words.iter().find(|word| *word == "-h" || *word == "--help");
+    if let Some(help) = help.filter(|_| !["run", "explain"].contains(&name)) {
+        return Ok(Command::Print(help_of(name, help == "--help").unwrap_or_default()));
+    }
+    let matches = COMMANDS.clone().try_get_matches_from(words);
+    let subcommand = match matches.and_then(|matches| Subcommand::from_arg_matches(&matches)) {
+        Ok(subcommand) => subcommand,
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            return Ok(Command::Print(error.render().to_string()));
+        }
+        Err(error) => return Err(usage(usage_error(name, words, &error))),
+    };
+    Ok(match subcommand {
+        Subcommand::Run { .. } => return launch(CliFlavor::Rankrun, argv0, &words[1..], facts),
+        Subcommand::Explain { json, script, words: typed } => {
+            // clap swallows a `--`, which is the launch's.
+            let start = words.len() - typed.len();
+            let start = if words[start - 1] == "--" { start - 1 } else { start };
+            return explain::interpret(argv0, (json, script), &words[start..], facts);
+        }
+        Subcommand::Devices { json, watch, device_type, id, probe } => {
+            let mode = watch.map_or(OutputMode::Once(format(json)), OutputMode::Watch);
+            let ids = id.iter().map(|id| id.trim().to_owned()).collect();
+            let subject = Subject::Devices { device_type, ids };
+            Command::Inspect(InspectRequest { subject, mode, limit: probe.limit(facts)? })
+        }
+        Subcommand::Topo { json, matrix: _, probe } => {
+            let mode = OutputMode::Once(format(json));
+            Command::Inspect(InspectRequest { subject: Subject::Topo, mode, limit: probe.limit(facts)? })
+        }
+        Subcommand::Ls { json } => control(ControlVerb::List, None, json),
+        Subcommand::Status { job, json, check } => {
+            control(ControlVerb::Job(if check { JobVerb::Check } else { JobVerb::Status }), job, json)
+        }
+        Subcommand::Stop { job, wait } => control(
+            ControlVerb::Job(if wait { JobVerb::StopAndWait } else { JobVerb::Stop }),
+            Some(job),
+            false,
+        ),
+        Subcommand::Restart { job } => control(ControlVerb::Job(JobVerb::Restart), Some(job), false),
+        Subcommand::Gc { dry_run, force, json } => {
+            let mode = match (dry_run, force) {
+                (true, _) => GcMode::List,
+                (false, true) => GcMode::EndAll,
+                (false, false) => GcMode::End,
+            };
+            Command::Gc(GcRequest { mode, format: format(json) })
+        }
+        Subcommand::Shim { verb, python, json } => shim(verb, python, json)?,
+        Subcommand::Help { topic } => Command::Print(help_about(topic.as_deref())?),
+        Subcommand::Version => Command::Print(help::version()),
+    })
+}
+
+const fn format(json: bool) -> OutputFormat {
+    if json { OutputFormat::Json } else { OutputFormat::Text }
+}
+
+fn control(verb: ControlVerb, job: Option<String>, json: bool) -> Command {
+    Command::Control(ControlCommand { verb, job, format: format(json) })
+}
+
+fn shim(verb: ShimVerb, python: Option<OsString>, json: bool) -> Result<Command, CliError> {
+    let command = match (verb, json) {
+        (ShimVerb::On, false) => ShimCommand::On,
+        (ShimVerb::Off, false) => ShimCommand::Off,
+        (ShimVerb::Status, json) => ShimCommand::Status(format(json)),
+        (ShimVerb::On | ShimVerb::Off, true) => {
+            return Err(usage(UsageError::UnknownTo { command: "shim", word: "--json".to_owned() }));
+        }
+    };
+    Ok(Command::Shim(ShimRequest { command, python }))
+}
+
+/// The help of a launch, about a topic, or of a subcommand.
+fn help_about(topic: Option<&str>) -> Result<String, CliError> {
+    let Some(topic) = topic else {
+        return Ok(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None));
+    };
+    let text = match topic {
+        "run" | "help" | "version" => Some(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None)),
+        topic => help::topic(topic).or_else(|| help_of(topic, true)),
+    };
+    text.ok_or_else(|| usage(UsageError::UnknownTo { command: "help", word: topic.to_owned() }))
+}
+
+fn usage(error: UsageError) -> CliError {
+    CliError::Usage { cli_flavor: CliFlavor::Rankrun, error }
+}
+
+impl ProbeArgs {
+    fn limit(&self, facts: &Facts) -> Result<Duration, CliError> {
+        let origin = Origin::Option("probe-timeout");
+        let typed = self.probe_timeout.map(|value| Setting { origin, value });
+        probe_timeout(typed.map_or_else(|| variable_value("probe-timeout", facts), |typed| Ok(Some(typed)))?)
+    }
+}
+
+/// The mistake that clap found, in our words.
+fn usage_error(command: &'static str, words: &[OsString], error: &clap::Error) -> UsageError {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(" "),
+        _ => String::new(),
+    };
+    let invalid = text(ContextKind::InvalidArg);
+    let value = text(ContextKind::InvalidValue);
+    let named = option_named(command, &invalid);
+    match (error.kind(), named) {
+        (ErrorKind::MissingRequiredArgument, _) => UsageError::MissingArgument { command },
+        (ErrorKind::ArgumentConflict, Some(option)) => {
+            let other = option_named(command, &text(ContextKind::PriorArg)).unwrap_or(option);
+            let mut both = [option.long_name(), other.long_name()];
+            both.sort_unstable();
+            UsageError::Exclusive(both)
+        }
+        (ErrorKind::TooManyValues, Some(option)) => UsageError::UnwantedValue { option, value },
+        (ErrorKind::ValueValidation, Some(option)) if option.long_name() == "watch" => {
+            UsageError::BadInterval { value }
+        }
+        (ErrorKind::InvalidValue, Some(option)) if value.is_empty() => UsageError::MissingValue { option },
+        (ErrorKind::ValueValidation | ErrorKind::InvalidValue, Some(option)) => {
+            UsageError::BadValue { option, origin: Origin::Option(option.long_name()), value }
+        }
+        (ErrorKind::InvalidValue, None) => UsageError::UnknownTo { command, word: value },
+        (ErrorKind::InvalidUtf8, _) => {
+            let odd = words.iter().find(|word| word.to_str().is_none());
+            let word = odd.map_or(invalid, |word| word.to_string_lossy().into_owned());
+            UsageError::UnknownTo { command, word }
+        }
+        _ => UsageError::UnknownTo { command, word: invalid },
+    }
+}
+
+/// The option in clap's `--watch[=<SECONDS>]` or `-i <LIST>`.
+fn option_named(command: &str, invalid: &str) -> Option<&'static Arg> {
+    let name = invalid.split([' ', '=', '[']).next()?.strip_prefix("--")?;
+    let mut options = COMMANDS.find_subcommand(command)?.get_arguments();
+    options.find(|option| option.get_long() == Some(name))
+}
