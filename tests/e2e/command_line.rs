@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::process::Command;
 
-use harness::{Launch, Name, is_rankrun, is_torchrun};
+use harness::{Launch, Name, Scratch, fixture, is_rankrun, is_torchrun};
 
 #[test]
 fn help_goes_to_stdout() {
@@ -273,11 +274,12 @@ fn arguments_not_utf8_pass_unchanged() {
 #[test]
 fn print_completion_prints_bash_script() {
     if is_rankrun() {
-        for (name, first) in [(Name::Rankrun, "rankrun"), (Name::Torchrun, "torchrun")] {
+        for (name, line) in [
+            (Name::Rankrun, "-F _clap_complete_rankrun rankrun\n"),
+            (Name::Torchrun, "complete -F _torchrun -o nosort -o bashdefault -o default torchrun\n"),
+        ] {
             let outcome = Launch::new(name).args(["--print-completion", "bash"]).run();
-            outcome
-                .expect_exit_code(0)
-                .expect_stdout(&format!("complete -o bashdefault -o default -F _{first} {first}\n"));
+            outcome.expect_exit_code(0).expect_stdout(line);
             assert_eq!(outcome.stderr(), "");
             Launch::new(name)
                 .args(["--print-completion", "fish"])
@@ -285,5 +287,37 @@ fn print_completion_prints_bash_script() {
                 .expect_exit_code(2)
                 .expect_stderr("fish");
         }
+    }
+}
+
+/// bash reads the script, and asks the launcher by it.
+#[test]
+fn bash_completion_asks_launcher_for_words() {
+    if !is_rankrun() {
+        return;
+    }
+    let scratch = Scratch::new();
+    std::os::unix::fs::symlink(fixture("launcher-under-test"), scratch.at("rankrun")).expect("a new link");
+    let session = r#"
+        PATH=$1:$PATH
+        eval "$(rankrun completions bash)"
+        offer() {
+            COMP_WORDS=(rankrun "$@") COMP_CWORD=$# COMPREPLY=() COMP_TYPE=9
+            _clap_complete_rankrun rankrun "${@: -1}" "" 2>/dev/null
+            printf '%s;' "${COMPREPLY[*]}"
+        }
+        offer sto; offer --tee = 3 --virt; offer train.py --n; offer --device-order t
+    "#;
+    let output = Command::new("bash").args(["--norc", "-c", session, "bash"]).arg(scratch.at("")).output();
+    let output = output.expect("there is a bash");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(stdout, "stop;--virtual-local-rank;;topology;", "{output:?}");
+}
+
+#[test]
+fn man_prints_page_that_man_can_read() {
+    if is_rankrun() {
+        let outcome = Launch::new(Name::Rankrun).args(["man"]).run();
+        outcome.expect_exit_code(0).expect_stdout(".TH RANKRUN 1").expect_stdout("RANKRUN DEVICES");
     }
 }

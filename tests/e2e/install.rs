@@ -268,7 +268,10 @@ fn install_wheel(environment: &Environment, wheel: &Path) {
                  print(d.requires, d.metadata['Requires-Python'], d.metadata['License-Expression'], \
                  sorted(str(f) for f in d.files if 'dist-info' not in str(f)))";
     let out = environment.out(&format!("python -c \"{facts}\""));
-    assert_eq!(out, "None >=3.8 Apache-2.0 OR MIT ['../../../bin/rankrun']\n");
+    assert_eq!(
+        out,
+        "None >=3.8 Apache-2.0 OR MIT ['../../../bin/rankrun', '../../../share/man/man1/rankrun.1']\n"
+    );
     let out = environment.out("rankrun --nproc-per-node 2 worker.py");
     let line = format!("worker of rankrun: {} [] []\n", environment.bin("python").display());
     assert_eq!(out, line.repeat(2));

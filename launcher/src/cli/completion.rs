@@ -1,239 +1,250 @@
-//! `--print-completion`: shell scripts made from the option tables. They need nothing but the shell.
+//! Completions: `rankrun completions SHELL`, and torchrun's `--print-completion`. clap_complete makes them.
+//!
+//! The script of rankrun asks the launcher at each tab. So subcommands stand beside the files of the folder, the jobs
+//! that run complete `status`, `stop` and `restart`, and behind the entrypoint no option of the launcher is offered. The
+//! script of torchrun stands alone: where PyTorch's own torchrun takes its place again, a question would be a launch.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, Command, ValueHint};
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, complete};
+use clap_complete::env::Shells;
+use clap_complete::{Shell as ShellOfClap, generate};
 
 use super::option::{Kind, LaunchOption, options};
-use clap::Arg;
-
+use super::subcommand;
+use crate::control::folder::RuntimeFolders;
+use crate::facts::Facts;
 use crate::spec::CliFlavor;
 
-/// What `--print-completion` takes.
-pub(super) const SHELLS: &[&str] = &["bash", "zsh", "tcsh"];
-/// What may stand first under our own name.
-const SUBCOMMANDS: [&str; 10] =
-    ["run", "explain", "devices", "topo", "gc", "ls", "status", "stop", "restart", "shim"];
+/// Names the shell whose script asks.
+const VARIABLE: &str = "RANKRUN_COMPLETE";
+/// Where the word that is completed stands.
+const INDEX_VARIABLE: &str = "_CLAP_COMPLETE_INDEX";
+const SEPARATOR_VARIABLE: &str = "_CLAP_IFS";
 
-/// A shell that we write scripts for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A shell that has completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Shell {
     Bash,
     Zsh,
+    Fish,
+    /// Under the name torchrun alone.
+    #[value(skip)]
     Tcsh,
 }
 
 impl Shell {
-    /// The one of this name.
-    pub(super) fn named(name: &OsStr) -> Option<Self> {
-        match name.to_str()? {
-            "bash" => Some(Self::Bash),
-            "zsh" => Some(Self::Zsh),
-            "tcsh" => Some(Self::Tcsh),
-            _ => None,
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+            Self::Tcsh => "tcsh",
         }
     }
+}
+
+/// What torchrun's `--print-completion` takes.
+pub(super) const TORCHRUN_SHELLS: &[&str] = &["bash", "zsh", "tcsh"];
+
+/// The shell of this name, of torchrun's.
+pub(super) fn torchrun_shell(name: &str) -> Option<Shell> {
+    [Shell::Bash, Shell::Zsh, Shell::Tcsh].into_iter().find(|shell| shell.as_str() == name)
 }
 
 /// The script for the command of this name.
 pub(super) fn script(cli_flavor: CliFlavor, shell: Shell) -> String {
-    let command = Command::of(cli_flavor);
-    match shell {
-        Shell::Bash => bash(&command),
-        Shell::Zsh => zsh(&command),
-        Shell::Tcsh => tcsh(&command),
+    let shell_of_clap = match shell {
+        Shell::Bash => ShellOfClap::Bash,
+        Shell::Zsh => ShellOfClap::Zsh,
+        Shell::Fish => ShellOfClap::Fish,
+        Shell::Tcsh => return tcsh_script(cli_flavor),
+    };
+    let mut script = Vec::new();
+    match (cli_flavor, Shells::builtins().completer(shell.as_str())) {
+        (CliFlavor::Rankrun, Some(completer)) => {
+            // Writing into memory cannot fail.
+            let _ = completer.write_registration(VARIABLE, "rankrun", "rankrun", "rankrun", &mut script);
+        }
+        _ => generate(shell_of_clap, &mut launch_command("torchrun", cli_flavor), "torchrun", &mut script),
+    }
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// The answer to a script of rankrun, where one asks: `words` are those behind the launcher's name.
+pub(super) fn answer(words: &[OsString], facts: &Facts) -> Option<String> {
+    let shell = facts.filled_variable(VARIABLE)?.to_str()?;
+    let start = words.iter().position(|word| word == "--").map_or(0, |at| at + 1);
+    let number = |name| facts.variable(name)?.to_str()?.parse::<usize>().ok();
+    let typed = &words[start..];
+    let index = number(INDEX_VARIABLE).unwrap_or(typed.len().saturating_sub(1));
+    let (typed, index) = as_known(typed, index);
+    let mut command = whole_command();
+    command = with_jobs(command, facts);
+    command.build();
+    if is_behind_entrypoint(&command, typed.get(1..index).unwrap_or_default()) {
+        return Some(String::new());
+    }
+    if shell != "bash" {
+        let mut answer = Vec::new();
+        let folder = facts.working_folder();
+        let completer = Shells::builtins();
+        completer.completer(shell)?.write_complete(&mut command, typed, Some(&folder), &mut answer).ok()?;
+        return Some(String::from_utf8_lossy(&answer).into_owned());
+    }
+    let separator = facts.variable(SEPARATOR_VARIABLE).and_then(OsStr::to_str).unwrap_or("\n");
+    Some(candidates(&mut command, typed, index, facts).join(separator))
+}
+
+/// The words that bash may put there. An empty word stands for a subcommand, a file or a value.
+fn candidates(command: &mut Command, typed: Vec<OsString>, index: usize, facts: &Facts) -> Vec<String> {
+    let is_empty = typed.get(index).is_none_or(|word| word.is_empty());
+    let found = complete(command, typed, index, Some(&facts.working_folder())).unwrap_or_default();
+    let words = found.iter().map(|candidate| candidate.get_value().to_string_lossy().into_owned());
+    words.filter(|word| !is_empty || !word.starts_with('-')).collect()
+}
+
+/// Options that were typed as the engine knows them: with hyphens, and without the `=` that bash makes a word of its own.
+fn as_known(words: &[OsString], index: usize) -> (Vec<OsString>, usize) {
+    let mut kept = Vec::with_capacity(words.len());
+    let mut index_kept = index;
+    for (at, word) in words.iter().enumerate() {
+        if word == "=" && at > 0 && words[at - 1].to_string_lossy().starts_with("--") {
+            if at == index {
+                kept.push(OsString::new());
+            } else if at < index {
+                index_kept -= 1;
+            }
+        } else if let Some(name) = word.to_str().filter(|word| at != index && word.starts_with("--")) {
+            let (name, value) = name.split_at(name.find('=').unwrap_or(name.len()));
+            kept.push(format!("{}{value}", name.replace('_', "-")).into());
+        } else {
+            kept.push(word.clone());
+        }
+    }
+    (kept, index_kept)
+}
+
+/// Whether one of the words is the entrypoint: what follows it is the program's own.
+fn is_behind_entrypoint(command: &Command, words: &[OsString]) -> bool {
+    let mut words = words.iter().map(|word| word.to_string_lossy());
+    let mut command = command;
+    let mut is_first = true;
+    while let Some(word) = words.next() {
+        match command.find_subcommand(&*word).filter(|_| is_first) {
+            Some(found) if ["run", "explain"].contains(&found.get_name()) => command = found,
+            Some(_) => return false,
+            None if word == "--" => {}
+            None if !word.starts_with('-') => return true,
+            None => {
+                let is_named = |arg: &&Arg| names(arg).contains(&word.to_string());
+                let option = command.get_arguments().find(is_named);
+                if option.is_some_and(|option| option.get_action().takes_values()) {
+                    words.next();
+                }
+            }
+        }
+        is_first = false;
+    }
+    false
+}
+
+/// The words of rankrun: subcommands, and the options of a launch.
+pub(super) fn whole_command() -> Command {
+    let mut command = launch_command("rankrun", CliFlavor::Rankrun).disable_help_subcommand(true);
+    for known in subcommand::all() {
+        let mut known = known.clone();
+        if ["run", "explain"].contains(&known.get_name()) {
+            let arguments = options(CliFlavor::Rankrun).filter(|option| option.get_help_heading().is_some());
+            known = known.args(arguments.map(|option| for_shells(option.clone(), CliFlavor::Rankrun)));
+            known = known.mut_arg("words", |words| words.value_hint(ValueHint::AnyPath));
+        }
+        command = command.subcommand(known);
+    }
+    command
+}
+
+fn launch_command(name: &'static str, cli_flavor: CliFlavor) -> Command {
+    let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").value_hint(ValueHint::AnyPath);
+    let arguments = Arg::new("arguments")
+        .value_name("ARGS")
+        .num_args(0..)
+        .trailing_var_arg(true)
+        .value_hint(ValueHint::AnyPath);
+    Command::new(name)
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .args(options(cli_flavor).map(|option| for_shells(option.clone(), cli_flavor)))
+        .arg(entrypoint)
+        .arg(arguments)
+}
+
+/// The option with values that a shell can offer. torchrun's names have two spellings.
+fn for_shells(option: Arg, cli_flavor: CliFlavor) -> Arg {
+    let underscored = option.long_name().replace('-', "_");
+    let option = match (option.long_name() == underscored, cli_flavor) {
+        (true, _) => option,
+        (false, CliFlavor::Rankrun) => option.alias(underscored),
+        (false, CliFlavor::Torchrun) => option.visible_alias(underscored),
+    };
+    match (option.kind(), words_of(&option)) {
+        (Kind::Flag, _) if option.get_action().takes_values() => {
+            option.value_parser(clap::value_parser!(bool)).action(ArgAction::SetTrue)
+        }
+        (Kind::Flag, _) => option,
+        (_, Some(words)) => option.value_parser(PossibleValuesParser::new(words)),
+        (Kind::Text, None) => option.value_hint(ValueHint::AnyPath),
+        (_, None) => option.value_hint(ValueHint::Other),
     }
 }
 
-/// What a script is made for.
-struct Command {
-    name: &'static str,
-    /// Words that may stand first.
-    first: &'static [&'static str],
-    rows: Vec<&'static Arg>,
+/// The jobs that run, for the subcommands that take one.
+fn with_jobs(command: Command, facts: &Facts) -> Command {
+    let folders = RuntimeFolders::of_environment(facts.environment()).job_folders();
+    let jobs: Vec<String> =
+        folders.iter().filter(|folder| !folder.is_dead()).map(|folder| folder.job.to_string()).collect();
+    ["status", "stop", "restart"].into_iter().fold(command, |command, name| {
+        let jobs = jobs.clone();
+        let candidates = ArgValueCandidates::new(move || jobs.iter().map(CompletionCandidate::new).collect());
+        command.mut_subcommand(name, |command| command.mut_arg("job", |job| job.add(candidates)))
+    })
 }
 
-impl Command {
-    fn of(cli_flavor: CliFlavor) -> Self {
-        let (name, first) = match cli_flavor {
-            CliFlavor::Rankrun => ("rankrun", SUBCOMMANDS.as_slice()),
-            CliFlavor::Torchrun => ("torchrun", [].as_slice()),
-        };
-        Self { name, first, rows: options(cli_flavor).collect() }
-    }
-
-    /// The `at`-th spelling of each option, where it has so many; the first is the one with hyphens.
-    fn spellings(&self, at: usize) -> Vec<String> {
-        self.rows.iter().filter_map(|row| row.spellings().get(at).cloned()).collect()
-    }
-
-    /// Every name of every option that takes a value.
-    fn with_value(&self) -> Vec<String> {
-        self.rows.iter().filter(|row| row.kind() != Kind::Flag).flat_map(|row| names(row)).collect()
-    }
-
-    /// The options whose values are known, with these.
-    fn with_words(&self) -> impl Iterator<Item = (&'static Arg, Vec<&'static str>)> {
-        self.rows.iter().filter_map(|row| Some((*row, words(row)?)))
-    }
-}
-
-/// The short name and both spellings.
-fn names(row: &Arg) -> Vec<String> {
-    let short = row.get_short().map(|letter| format!("-{letter}"));
-    short.into_iter().chain(row.spellings()).collect()
+/// Every name of an option.
+fn names(option: &Arg) -> Vec<String> {
+    let short = option.get_short().map(|letter| format!("-{letter}"));
+    short.into_iter().chain(option.spellings()).collect()
 }
 
 /// The values that can be offered: the choices, or the lower-case words of a list such as `N|cpu|auto`.
-fn words(row: &'static Arg) -> Option<Vec<&'static str>> {
+fn words_of(option: &Arg) -> Option<Vec<String>> {
     let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    match row.kind() {
-        Kind::Choice(choices) => Some(choices.to_vec()),
-        _ if row.value_name().contains('|') => {
-            let words: Vec<&str> = row.value_name().split('|').filter(is_word).collect();
-            (!words.is_empty()).then_some(words)
-        }
-        _ => None,
-    }
-}
-
-/// Options of the launcher stand before the entrypoint, and everything behind it is its own: there bash completes
-/// file names.
-fn bash(command: &Command) -> String {
-    let name = command.name;
-    let cases: String = command
-        .with_words()
-        .map(|(row, words)| format!("        {}) words='{}' ;;\n", names(row).join(" | "), words.join(" ")))
-        .collect();
-    let first = command.first.join(" ");
-    format!(
-        r#"# bash completion of {name}: source this file, or put it into ~/.local/share/bash-completion/completions/{name}
-_{name}() {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} option='' words='' at word
-    COMPREPLY=()
-    for ((at = 1; at < COMP_CWORD; at++)); do
-        word=${{COMP_WORDS[at]}}
-        # bash makes a word of its own of the = in --option=value.
-        if [[ $word == '=' && $option == '' ]]; then
-            option=${{COMP_WORDS[at - 1]}}
-            continue
-        fi
-        if [[ $option != '' ]]; then
-            [[ $word == '=' ]] || option=''
-            continue
-        fi
-        case $word in
-        {with_value})
-            option=$word
-            ;;
-        -?*) ;;
-        *)
-            # The entrypoint: what is behind it is its own.
-            [[ $at == 1 && ' {first} ' == *" $word "* ]] || return 0
-            ;;
-        esac
-    done
-    if [[ $current == '=' ]]; then
-        option=${{COMP_WORDS[COMP_CWORD - 1]}}
-        current=''
-    fi
-    if [[ $option != '' ]]; then
-        case $option in
-{cases}        esac
-    elif [[ $current == -*_* ]]; then
-        words='{underscores}'
-    elif [[ $current == -* ]]; then
-        words='{hyphens}'
-    elif [[ $COMP_CWORD == 1 ]]; then
-        compopt -o filenames 2>/dev/null
-        mapfile -t COMPREPLY < <(compgen -W '{first}' -- "$current"; compgen -f -- "$current")
-        return 0
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-complete -o bashdefault -o default -F _{name} {name}
-"#,
-        with_value = command.with_value().join(" | "),
-        underscores = command.spellings(1).join(" "),
-        hyphens = command.spellings(0).join(" "),
-    )
-}
-
-/// A word that stands first is taken away, and the rest is completed as if it were not there.
-fn zsh(command: &Command) -> String {
-    let name = command.name;
-    let options: String =
-        command.rows.iter().map(|row| format!("        {} \\\n", zsh_option(row))).collect();
-    let (shift, first) = match command.first {
-        [] => (String::new(), "'(-)1:entrypoint:_files'".to_owned()),
-        words => (
-            format!(
-                "    if (( CURRENT > 2 )) && [[ $words[2] == ({}) ]]; then\n        shift words\n        \
-                 (( CURRENT -= 1 ))\n    fi\n",
-                words.join("|")
-            ),
-            format!(
-                "'(-)1:entrypoint: _alternative \"words\\:subcommand\\:({})\" \"files\\:file\\:_files\"'",
-                words.join(" ")
-            ),
-        ),
+    let words: Vec<&str> = match option.kind() {
+        Kind::Choice(choices) => choices.to_vec(),
+        _ if option.value_name().contains('|') => option.value_name().split('|').filter(is_word).collect(),
+        _ => Vec::new(),
     };
-    format!(
-        r#"#compdef {name}
-# zsh completion of {name}: put this file as _{name} into a folder of $fpath, or source it
-_{name}() {{
-{shift}    _arguments -s \
-{options}        {first} \
-        '*::arguments:_files'
-}}
-if [[ $funcstack[1] == _{name} ]]; then
-    _{name} "$@"
-else
-    compdef _{name} {name}
-fi
-"#
-    )
+    (!words.is_empty()).then(|| words.into_iter().map(str::to_owned).collect())
 }
 
-/// `'(-r --redirects)'{-r,--redirects=}'[help]:value:action'`
-fn zsh_option(row: &'static Arg) -> String {
-    let help = row.get_help().map(ToString::to_string).unwrap_or_default();
-    let help = help
-        .split(" [default")
-        .next()
-        .unwrap_or_default()
-        .replace('\'', r"'\''")
-        .replace('[', r"\[")
-        .replace(']', r"\]");
-    let (equals, value) = match (row.kind(), words(row)) {
-        (Kind::Flag, _) => ("", String::new()),
-        (_, Some(words)) => ("=", format!(":{}:({})", row.long_name(), words.join(" "))),
-        (Kind::Text, None) => ("=", format!(":{}:_files", row.long_name())),
-        // A number: a blank offers nothing.
-        (_, None) => ("=", format!(":{}: ", row.long_name())),
+/// clap_complete has none for tcsh, which torchrun's option takes.
+fn tcsh_script(cli_flavor: CliFlavor) -> String {
+    let name = match cli_flavor {
+        CliFlavor::Rankrun => "rankrun",
+        CliFlavor::Torchrun => "torchrun",
     };
-    let long = format!("--{}{equals}", row.long_name());
-    match row.get_short() {
-        Some(short) => format!("'(-{short} --{})'{{-{short},{long}}}'[{help}]{value}'", row.long_name()),
-        None => format!("'{long}[{help}]{value}'"),
-    }
-}
-
-fn tcsh(command: &Command) -> String {
-    let name = command.name;
-    let values: String = command
-        .with_words()
-        .flat_map(|(row, words)| {
-            let words = words.join(" ");
-            names(row).into_iter().map(move |name| format!(" 'n/{name}/({words})/'"))
+    let values: String = options(cli_flavor)
+        .filter_map(|option| Some((option, words_of(option)?.join(" "))))
+        .flat_map(|(option, words)| {
+            names(option).into_iter().map(move |name| format!(" 'n/{name}/({words})/'"))
         })
         .collect();
-    let long =
-        command.spellings(0).iter().map(|name| name.trim_start_matches('-').to_owned()).collect::<Vec<_>>();
-    let first = match command.first {
-        [] => String::new(),
-        words => format!(" 'p@1@`echo {}; ls`@'", words.join(" ")),
-    };
+    let long: Vec<&str> = options(cli_flavor).map(LaunchOption::long_name).collect();
     format!(
-        "# tcsh completion of {name}: source this file\ncomplete {name}{values} 'c/--/({})/'{first} 'p/*/f/'\n",
+        "# tcsh completion of {name}: source this file\ncomplete {name}{values} 'c/--/({})/' 'p/*/f/'\n",
         long.join(" ")
     )
 }

@@ -261,6 +261,7 @@ impl UsageError {
                 Some(format!("leave `explain` out; a program of that name is `./{word}`"))
             }
             Self::Exclusive(_) => Some("drop one of them".to_owned()),
+            Self::UnknownTo { command: "completions", .. } => Some(COMPLETION_SHELLS.to_owned()),
             Self::UnknownTo { command: "shim", .. } => Some(SHIM_VERBS.to_owned()),
             Self::UnknownTo { command: "help", word } => Some(help_topic_hint(word)),
             Self::UnknownTo { command, word } => {
@@ -268,6 +269,7 @@ impl UsageError {
                 let list = || format!("it knows {}", backticked(&all()));
                 Some(similar_option_of(command, word).unwrap_or_else(list))
             }
+            Self::MissingArgument { command: "completions" } => Some(COMPLETION_SHELLS.to_owned()),
             Self::MissingArgument { command: "shim" } => Some(SHIM_VERBS.to_owned()),
             Self::MissingArgument { .. } => Some("`rankrun ls` lists the running jobs".to_owned()),
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
@@ -282,10 +284,13 @@ impl UsageError {
 const SHIM_VERBS: &str =
     "`rankrun shim on` makes `torchrun` rankrun's, `off` gives PyTorch's own back, `status` says which it is";
 
+const COMPLETION_SHELLS: &str = "write `rankrun completions bash`, `zsh` or `fish`";
+
 /// What a subcommand cannot do without.
 fn needed_by(command: &str) -> &'static str {
     match command {
         "shim" => "one of on, off or status",
+        "completions" => "the shell: bash, zsh or fish",
         _ => "the job: an id, the beginning of one, a run id, or a launcher's pid",
     }
 }

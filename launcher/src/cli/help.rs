@@ -165,6 +165,8 @@ Exit status:
   2  the command line could not be read
 ";
 
+const SEE_ALSO: &str = "torchrun, of PyTorch";
+
 /// What `--version` prints.
 pub(super) fn version() -> String {
     format!("rankrun {}\n", env!("CARGO_PKG_VERSION"))
@@ -184,6 +186,32 @@ pub(super) fn topic(name: &str) -> Option<String> {
         _ => return None,
     };
     Some(format!("{}{}{more}", text.trim_start(), if more.is_empty() { "" } else { "\n" }))
+}
+
+/// The paragraphs of the man page behind the options.
+pub(super) fn page_sections() -> [(&'static str, &'static str); 11] {
+    [
+        ("Names and variables", BEHIND),
+        ("Programs", PROGRAMS),
+        ("Configuration file", CONFIG),
+        ("Devices of a job", DEVICES),
+        ("Jobs of several nodes", NODES),
+        ("Restart policy", RESTARTS),
+        ("The end of a job", STOPPING),
+        ("Output of the workers", OUTPUT),
+        ("Debugging", BY_HAND),
+        ("Examples", EXAMPLES),
+        ("See also", SEE_ALSO),
+    ]
+}
+
+/// The options of a launch under their headings, in the order of the help.
+pub(super) fn command_of_launch() -> Command {
+    let headings = [None].into_iter().chain(heading::ALL.map(Some));
+    let of_heading =
+        |heading| options(CliFlavor::Rankrun).filter(move |option| option.get_help_heading() == heading);
+    let arguments = headings.flat_map(of_heading).cloned();
+    without_options(MACROS).args(arguments).override_usage(USAGE)
 }
 
 /// How much a help says.

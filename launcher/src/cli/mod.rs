@@ -21,6 +21,7 @@ mod explain;
 mod help;
 mod limits;
 mod logs;
+mod man;
 mod nccl;
 mod nesting;
 mod network;
@@ -112,7 +113,11 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     if let Some(attach) = by_hand::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
-    match cli_flavor(argv0) {
+    let cli_flavor = cli_flavor(argv0);
+    if let Some(text) = completion::answer(words, facts).filter(|_| cli_flavor == CliFlavor::Rankrun) {
+        return Ok(Command::Print(text));
+    }
+    match cli_flavor {
         CliFlavor::Rankrun => match subcommand::find_subcommand(words, facts) {
             Some(name) => subcommand::interpret(name, (argv0, words), facts),
             None => launch(CliFlavor::Rankrun, argv0, words, facts),

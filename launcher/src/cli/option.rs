@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
 use rankrun_contract::rank::LocalRank;
 
-use super::completion::{SHELLS, Shell};
+use super::completion::{Shell, TORCHRUN_SHELLS, torchrun_shell};
 use super::python_text::{parse_float, parse_int};
 use super::rankrun::RankrunArgs;
 use super::torchrun::TorchrunArgs;
@@ -114,10 +114,10 @@ impl FromText for StartMethod {
 }
 
 impl FromText for Shell {
-    const KIND: Kind = Kind::Choice(SHELLS);
+    const KIND: Kind = Kind::Choice(TORCHRUN_SHELLS);
 
     fn from_text(text: &OsStr) -> Option<Self> {
-        Self::named(text)
+        text.to_str().and_then(torchrun_shell)
     }
 }
 

@@ -10,6 +10,7 @@ use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum};
 
 pub(super) use interpret::{find_subcommand, interpret, is_query};
 
+use super::completion::Shell;
 use super::option::FromText;
 use super::python_text::parse_float;
 use crate::device::DeviceType;
@@ -243,6 +244,21 @@ support yet.")]
         #[arg(long)]
         json: bool,
     },
+    /// Print the completions for a shell
+    ///
+    /// Prints a script that completes the words of rankrun, the jobs that run among them.
+    #[command(after_help = "\
+Examples:
+  source <(rankrun completions bash)
+  rankrun completions zsh >~/.zfunc/_rankrun
+  rankrun completions fish >~/.config/fish/completions/rankrun.fish")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the man page
+    #[command(after_help = "Examples:\n  rankrun man | man -l -")]
+    Man,
     /// Print the help, of a command or about a topic
     #[command(disable_help_flag = true)]
     Help {

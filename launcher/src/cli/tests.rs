@@ -118,7 +118,7 @@ fn help_and_version_are_printed() {
     assert!(!printed("torchrun --help").contains("--stdin <"));
     assert_eq!(printed("rankrun --version"), format!("rankrun {}\n", env!("CARGO_PKG_VERSION")));
     assert_eq!(refusal("torchrun --version x.py", &[]).0, 2);
-    assert!(printed("rankrun run --print-completion bash").contains("complete -o bashdefault"));
+    assert!(printed("rankrun run --print-completion bash").contains("-F _clap_complete_rankrun rankrun"));
     assert!(printed("torchrun --print-completion=zsh").starts_with("#compdef torchrun\n"));
     assert_eq!(refusal("torchrun --print-completion fish", &[]).0, 2);
 }

@@ -12,7 +12,7 @@ use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, UsageError};
 use crate::cli::option::LaunchOption;
 use crate::cli::settings::{Setting, variable_value};
-use crate::cli::{Command, explain, help, launch};
+use crate::cli::{Command, completion, explain, help, launch, man};
 use crate::control::command::{ControlCommand, ControlVerb, JobVerb};
 use crate::facts::Facts;
 use crate::gc::{GcMode, GcRequest};
@@ -21,7 +21,7 @@ use crate::shim::{ShimCommand, ShimRequest};
 use crate::spec::{CliFlavor, OutputFormat};
 
 /// A program or script may have these names: a file here is meant before them.
-const BEHIND_FILES: [&str; 2] = ["help", "version"];
+const BEHIND_FILES: [&str; 4] = ["completions", "help", "man", "version"];
 
 /// The subcommand that the words begin with.
 pub(in crate::cli) fn find_subcommand(words: &[OsString], facts: &Facts) -> Option<&'static str> {
@@ -103,6 +103,8 @@ pub(in crate::cli) fn interpret(
             Command::Gc(GcRequest { mode, format: format(json) })
         }
         Subcommand::Shim { verb, python, json } => shim(verb, python, json)?,
+        Subcommand::Completions { shell } => Command::Print(completion::script(CliFlavor::Rankrun, shell)),
+        Subcommand::Man => Command::Print(man::page()),
         Subcommand::Help { topic } => Command::Print(help_about(topic.as_deref())?),
         Subcommand::Version => Command::Print(help::version()),
     })
