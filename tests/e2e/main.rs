@@ -26,6 +26,7 @@ mod executables;
 mod exits;
 mod explain;
 mod failure_summary;
+mod fork_server;
 mod full_disk;
 mod gc;
 mod group_signals;

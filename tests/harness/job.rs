@@ -4,13 +4,14 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::fork_server::reap_forked;
 use crate::outcome::Outcome;
 use crate::place::Scratch;
 use crate::processes::{self, Process};
@@ -30,10 +31,37 @@ impl From<OwnedFd> for Input {
     }
 }
 
+/// The process that the test started.
+#[derive(Debug)]
+pub(crate) enum StartedProcess {
+    Spawned(Child),
+    /// PyTorch's torchrun, a child of the fork server.
+    Forked(i32),
+}
+
+impl StartedProcess {
+    fn pid(&self) -> i32 {
+        match self {
+            Self::Spawned(child) => i32::try_from(child.id()).expect("a pid is an i32"),
+            Self::Forked(pid) => *pid,
+        }
+    }
+
+    /// The status of a process that has ended.
+    fn reap(&mut self) -> ExitStatus {
+        match self {
+            Self::Spawned(child) => child.wait().expect("our child can be waited for"),
+            Self::Forked(pid) => reap_forked(*pid),
+        }
+    }
+}
+
 /// A running launcher. Dropping it kills every process of the job.
 #[derive(Debug)]
 pub struct Job {
-    child: Child,
+    /// Nothing once it is reaped.
+    process: Option<StartedProcess>,
+    pid: i32,
     handle: OwnedFd,
     transcript: Arc<Transcript>,
     input: Option<Input>,
@@ -47,7 +75,7 @@ pub struct Job {
 /// What a launch hands to its job.
 #[derive(Debug)]
 pub(crate) struct Start {
-    pub(crate) child: Child,
+    pub(crate) process: StartedProcess,
     pub(crate) transcript: Arc<Transcript>,
     pub(crate) input: Option<Input>,
     /// `NAME=value`, in the environment of every process of the job.
@@ -61,20 +89,18 @@ pub(crate) struct Start {
 
 impl Job {
     pub(crate) fn new(start: Start) -> Self {
-        let Start { child, transcript, input, mark, started, limit, is_reference, scratch } = start;
-        let pid = i32::try_from(child.id()).expect("a pid is an i32");
+        let Start { process, transcript, input, mark, started, limit, is_reference, scratch } = start;
+        let pid = process.pid();
         let handle = processes::pidfd_open(pid).expect("an unreaped child has a pidfd");
         let (ends, scratch) = (started + limit, Some(scratch));
-        Self { child, handle, transcript, input, mark, started, ends, is_reference, scratch }
+        let process = Some(process);
+        Self { process, pid, handle, transcript, input, mark, started, ends, is_reference, scratch }
     }
 
     /// The process that the test started: the guard.
-    ///
-    /// # Panics
-    /// Never: a pid is an `i32`.
     #[must_use]
-    pub fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).expect("a pid is an i32")
+    pub const fn pid(&self) -> i32 {
+        self.pid
     }
 
     /// The only child of a process.
@@ -220,7 +246,12 @@ impl Job {
     /// The living processes of the job.
     #[must_use]
     pub fn processes(&self) -> Vec<Process> {
-        processes::processes_with_mark(&self.mark)
+        let mut running = processes::processes_with_mark(&self.mark);
+        if let Some(StartedProcess::Forked(pid)) = self.process {
+            // The kernel shows the environment of the fork server.
+            running.extend(Process::open(pid).filter(Process::is_alive));
+        }
+        running
     }
 
     /// The time since the start.
@@ -293,7 +324,7 @@ impl Job {
         if !processes::readable_by(&self.handle, self.ends) {
             return Err(format!("it runs {}\n{self}", list_processes(&self.processes())));
         }
-        let status = self.child.wait().expect("our child can be waited for");
+        let status = self.process.take().expect("it is reaped once").reap();
         let took = self.started.elapsed();
         if self.is_reference {
             // torchrun leaves orphans, which is not under test.
@@ -323,8 +354,10 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.kill_all();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(mut process) = self.process.take() {
+            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
+            process.reap();
+        }
     }
 }
 

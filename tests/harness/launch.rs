@@ -21,7 +21,8 @@ use std::{env, process};
 use nix::pty::openpty;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
-use crate::job::{Input, Job, Start};
+use crate::fork_server::{ForkRequest, can_fork_with, fork_torchrun, torchrun};
+use crate::job::{Input, Job, Start, StartedProcess};
 use crate::machine::{Machine, Opening};
 use crate::outcome::Outcome;
 use crate::place::{Scratch, copy_program, fixture, python};
@@ -286,23 +287,17 @@ impl Launch {
     #[track_caller]
     pub fn start(mut self) -> Job {
         let mark = fresh_mark();
-        let mut command = self.command();
-        command.env_clear().envs(&self.env).env(mark.0, &mark.1);
-        if let Some(cwd) = &self.cwd {
-            command.current_dir(cwd);
-        }
-        if let Some(user) = self.user {
-            command.uid(user).gid(user);
-        }
+        self.env.insert(mark.0.into(), (&mark.1).into());
         let started = Instant::now();
         let transcript = Arc::new(Transcript::default());
-        let (child, input) = match self.console {
-            Console::Pipes => self.on_pipes(command, &transcript),
-            Console::Terminal(size) => on_terminal(command, size, &transcript),
+        let (process, input) = match self.console {
+            Console::Pipes if self.can_fork() => self.forked(&transcript),
+            Console::Pipes => self.on_pipes(&transcript),
+            Console::Terminal(size) => on_terminal(self.command(), size, &transcript),
         };
         let mark = format!("{}={}", mark.0, mark.1);
         let (limit, is_reference, scratch) = (self.limit, self.name.is_reference(), self.scratch);
-        Job::new(Start { child, transcript, input, mark, started, limit, is_reference, scratch })
+        Job::new(Start { process, transcript, input, mark, started, limit, is_reference, scratch })
     }
 
     fn command(&self) -> Command {
@@ -315,16 +310,20 @@ impl Launch {
         line.push(self.program().into_os_string());
         line.extend(self.args.iter().cloned());
         let mut command = Command::new(&line[0]);
-        command.args(&line[1..]);
-        // The parent of the tests may ignore some, as a shell's background job or `nohup` does.
-        // SAFETY: `signal` is async-signal-safe, and the default action is not a handler.
-        unsafe { command.pre_exec(handle_all_signals) };
+        command.args(&line[1..]).env_clear().envs(&self.env);
+        if let Some(cwd) = &self.cwd {
+            command.current_dir(cwd);
+        }
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        reset_signals(&mut command);
         command
     }
 
     fn program(&self) -> PathBuf {
         if self.name.is_reference() {
-            return python().with_file_name("torchrun");
+            return torchrun();
         }
         let name = if self.name == Name::Torchrun { "torchrun" } else { "rankrun" };
         let link = PathBuf::from(self.scratch.folder("bin", 0o755)).join(name);
@@ -338,8 +337,38 @@ impl Launch {
         link
     }
 
-    fn on_pipes(&mut self, mut command: Command, transcript: &Arc<Transcript>) -> (Child, Option<Input>) {
-        match std::mem::replace(&mut self.stdin, Stdin::Null) {
+    /// PyTorch's torchrun is forked, unless a program of its own sees another thing.
+    fn can_fork(&self) -> bool {
+        let is_plain = self.wrapper.is_empty() && self.user.is_none();
+        self.name == Name::Reference && is_plain && !is_soak() && can_fork_with(&self.env)
+    }
+
+    fn forked(&mut self, transcript: &Arc<Transcript>) -> (StartedProcess, Option<Input>) {
+        let pipe = || std::io::pipe().expect("the machine has pipes");
+        let (stdin, input) = match self.take_stdin() {
+            Stdin::Null => (File::open("/dev/null").expect("the machine has it").into(), None),
+            Stdin::Open => {
+                let (reader, writer) = pipe();
+                (reader.into(), Some(OwnedFd::from(writer).into()))
+            }
+            Stdin::File(file) => (file.into(), None),
+        };
+        let ((out_reader, out), (err_reader, err)) = (pipe(), pipe());
+        let cwd = self.cwd.clone().unwrap_or_else(|| env::current_dir().expect("the tests have a folder"));
+        let streams = [stdin, out.into(), err.into()];
+        let pid = fork_torchrun(&ForkRequest { args: &self.args, env: &self.env, cwd, streams });
+        transcript.follow(Stream::Out, out_reader);
+        transcript.follow(Stream::Err, err_reader);
+        (StartedProcess::Forked(pid), input)
+    }
+
+    fn take_stdin(&mut self) -> Stdin {
+        std::mem::replace(&mut self.stdin, Stdin::Null)
+    }
+
+    fn on_pipes(&mut self, transcript: &Arc<Transcript>) -> (StartedProcess, Option<Input>) {
+        let mut command = self.command();
+        match self.take_stdin() {
             Stdin::Null => command.stdin(Stdio::null()),
             Stdin::Open => command.stdin(Stdio::piped()),
             Stdin::File(file) => command.stdin(file),
@@ -349,7 +378,7 @@ impl Launch {
         transcript.follow(Stream::Out, child.stdout.take().expect("stdout is a pipe"));
         transcript.follow(Stream::Err, child.stderr.take().expect("stderr is a pipe"));
         let input = child.stdin.take().map(|stdin| Input::from(OwnedFd::from(stdin)));
-        (child, input)
+        (StartedProcess::Spawned(child), input)
     }
 }
 
@@ -357,7 +386,7 @@ fn on_terminal(
     mut command: Command,
     size: Option<Size>,
     transcript: &Arc<Transcript>,
-) -> (Child, Option<Input>) {
+) -> (StartedProcess, Option<Input>) {
     let pty = openpty(None, None).expect("the machine has a free terminal");
     if let Some(size) = size.map(crate::screen::window_size) {
         rustix::termios::tcsetwinsize(&pty.master, size).expect("the terminal takes a size");
@@ -367,7 +396,7 @@ fn on_terminal(
     let child = spawn(&mut command);
     let reader = pty.master.try_clone().expect("the terminal can be shared");
     transcript.follow(Stream::Out, File::from(reader));
-    (child, Some(Input::from(pty.master)))
+    (StartedProcess::Spawned(child), Some(Input::from(pty.master)))
 }
 
 fn spawn(command: &mut Command) -> Child {
@@ -378,6 +407,12 @@ fn fresh_mark() -> (&'static str, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     ("RANKRUN_E2E_MARK", format!("{}-{number}", process::id()))
+}
+
+/// The parent of the tests may ignore some, as a shell's background job or `nohup` does.
+pub(crate) fn reset_signals(command: &mut Command) {
+    // SAFETY: `signal` is async-signal-safe, and the default action is not a handler.
+    unsafe { command.pre_exec(handle_all_signals) };
 }
 
 fn handle_all_signals() -> std::io::Result<()> {

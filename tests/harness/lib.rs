@@ -10,6 +10,7 @@
 
 mod cgroup;
 mod fleet;
+mod fork_server;
 mod gate;
 mod job;
 mod launch;
