@@ -52,6 +52,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 use nix::unistd::getppid;
@@ -60,6 +61,7 @@ use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
 use crate::agent::AgentSetup;
+use crate::blocking::BlockingCall;
 use crate::cli::{Attach, CliError, Command, Launch};
 use crate::control::folder::RuntimeFolders;
 use crate::error::LaunchError;
@@ -84,6 +86,9 @@ use crate::reporter::program::foreign_python;
 use crate::reporter::user_log::UserLog;
 use crate::shim::ShimRequest;
 use crate::spec::{CliFlavor, LaunchSpec};
+
+/// The guard waits no longer for the file system of the folder that a killed agent has left.
+const CONTROL_FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The whole program: reads the command line, runs the job, and returns the exit status.
 ///
@@ -342,7 +347,7 @@ fn supervise_agent(guard: Guard, spec: &LaunchSpec, (job, facts): (&JobId, &Fact
     match guard.supervise() {
         Ok(GuardEnd::AgentFinished(status)) => status,
         Ok(GuardEnd::AgentLost { exit, killed_for, leftover: leftovers }) => {
-            RuntimeFolders::of_environment(facts.environment()).remove_job(job);
+            remove_control_folder(spec, job, facts);
             reporter::report_agent_lost((exit, killed_for), leftovers.as_deref(), parent_file);
             match (spec.cli_flavor, killed_for) {
                 (CliFlavor::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
@@ -354,6 +359,15 @@ fn supervise_agent(guard: Guard, spec: &LaunchSpec, (job, facts): (&JobId, &Fact
             let _ = reporter::report_launch_error(&error, parent_file);
             ExitStatus::Code(LAUNCHER_FAILED)
         }
+    }
+}
+
+/// The agent cannot. A file system that does not answer is left behind.
+fn remove_control_folder(spec: &LaunchSpec, job: &JobId, facts: &Facts) {
+    if spec.cli_flavor == CliFlavor::Rankrun {
+        let (places, job) = (RuntimeFolders::of_environment(facts.environment()), job.clone());
+        let removal = BlockingCall::start("control-folder", move |_| places.remove_job(&job));
+        let _ = removal.map(|call| call.wait(CONTROL_FOLDER_TIMEOUT));
     }
 }
 

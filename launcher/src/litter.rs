@@ -37,7 +37,7 @@ fn collect_error_folders(mode: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftP
 }
 
 fn collect_control_folders(mode: GcMode, facts: &Facts) -> Vec<LeftPath> {
-    let dead = RuntimeFolders::of_environment(facts.environment()).dead_folders();
+    let dead = RuntimeFolders::of_environment(facts.environment()).dead_folders(SystemTime::now());
     let to_left_path = |folder: JobFolder| {
         let age = folder.modified().map(age_of).unwrap_or_default();
         let fate = match mode {

@@ -1,10 +1,13 @@
 //! The control socket of a running job, and `rankrun ls`, `status`, `stop` and `restart`.
 #![expect(clippy::disallowed_methods, reason = "a client of another user is started")]
 
+mod clients;
+mod hanging;
+mod restarts;
 mod stops;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -141,51 +144,6 @@ fn status_shows_each_worker_and_list_shows_each_job() {
     let gone = runtime.ask(&["status", &id]);
     gone.expect_exit_code(3).expect_stderr("no running job has the id").expect_stderr("`rankrun ls` lists");
     runtime.ask(&["status", &id, "--check"]).expect_exit_code(3);
-}
-
-#[test]
-fn requested_restart_uses_no_budget_and_counts_for_workers() {
-    let Some(runtime) = Runtime::new() else { return };
-    let launch = runtime.launch(2).args(["--max-restarts", "0"]);
-    let launch = launch.shell("echo ready; echo life $$TORCHELASTIC_RESTART_COUNT; exec sleep 1000");
-    let job = runtime.start_until_ready(launch, 2);
-    job.wait_for_lines("life 0", 2);
-    let id = runtime.job_id();
-    for life in 1..3 {
-        runtime.ask(&["restart", &id]).expect_exit_code(0).expect_stdout("starts its workers again");
-        job.wait_for_lines(&format!("life {life}"), 2);
-    }
-    let status = runtime.status(&["status", &id, "--json"]);
-    assert_eq!((&status["generation"], &status["restarts"]), (&2.into(), &0.into()));
-    runtime.stop(job, &id).expect_stderr("no restart of the budget is used");
-}
-
-#[test]
-fn events_are_streamed_until_job_ends() {
-    let Some(runtime) = Runtime::new() else { return };
-    let job = runtime.job(&["--max-restarts", "1"]);
-    let mut client = runtime.connect();
-    client.write_all(request("events").as_bytes()).unwrap();
-    let id = runtime.job_id();
-    runtime.ask(&["status"]).expect_exit_code(0);
-    let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
-    job.signal_to(i32::try_from(pid).unwrap(), Signal::SIGKILL);
-    job.wait_for_lines("ready", 4);
-    runtime.ask(&["stop", &id]).expect_exit_code(0);
-    let mut text = String::new();
-    client.read_to_string(&mut text).unwrap();
-    job.wait().expect_exit_code(143);
-    let names: Vec<String> = text
-        .lines()
-        .map(|line| {
-            serde_json::from_str::<Value>(line).unwrap()["event"]["name"].as_str().unwrap().to_owned()
-        })
-        .collect();
-    let expected =
-        ["worker_failed", "group_failed", "restarting", "workers_started", "stopping", "job_finished"];
-    let actual: Vec<&str> = names.iter().map(String::as_str).filter(|name| expected.contains(name)).collect();
-    assert_eq!(actual, expected, "{text}");
-    assert!(text.contains("ends with exit status 143"), "{text}");
 }
 
 #[test]

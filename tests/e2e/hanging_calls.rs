@@ -11,7 +11,7 @@ use harness::{Job, Launch, Name, Scratch, Store, can_use_namespaces, fixture, is
 use nix::sys::signal::Signal;
 
 /// Far below the launch's own limit, on a machine under load.
-const AT_ONCE: Duration = Duration::from_secs(10);
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// A network in which the only name server never answers. Its files are those of the C library.
 const SILENT_NAME_SERVER: &str = r#"
@@ -33,7 +33,7 @@ fn with_silent_name_server(launch: Launch) -> Launch {
 
 /// A launch in a mount namespace where `folder` is on a file system without a server.
 #[track_caller]
-fn with_silent_folder(launch: Launch, folder: &str) -> Launch {
+pub(crate) fn with_silent_folder(launch: Launch, folder: &str) -> Launch {
     let launch = launch.under(["unshare", "--mount", "--propagation", "private"]);
     launch.under([fixture("silent").into_os_string(), "folder".into(), folder.into()])
 }
@@ -51,7 +51,7 @@ fn with_network_folder(launch: Launch, hang: &str, folder: &str) -> Launch {
     with_silent_folder(launch, hang).under(["sh", "-c", NO_LOCAL_DISK, "sh", folder])
 }
 
-fn lacks_fuse() -> bool {
+pub(crate) fn lacks_fuse() -> bool {
     match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(_) => !can_use_namespaces() || !is_rankrun(),
         Err(error) => {

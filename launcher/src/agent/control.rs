@@ -1,15 +1,23 @@
 //! The agent's answers to the control socket. The server is `control::server`; the state decides what a stop and a
 //! restart mean.
+#![expect(clippy::disallowed_methods, reason = "the end of the job waits with a limit")]
 
-use std::os::fd::BorrowedFd;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
-use rankrun_contract::rank::LocalRank;
+use rankrun_contract::rank::{Generation, LocalRank};
 
 use crate::agent::Agent;
-use crate::agent::message::{Action, Input};
+use crate::agent::inputs::wait_for_inputs;
+use crate::agent::message::{Action, Input, JobEvent};
+use crate::blocking::file_calls::FileCalls;
+use crate::blocking::local_disk::is_on_local_disk;
+use crate::blocking::{BlockingCall, CallProgress};
 use crate::control::endpoint::{ControlEndpoint, ControlReply, ControlRequest};
 use crate::control::folder::RuntimeFolders;
 use crate::control::protocol::Accepted;
@@ -19,43 +27,121 @@ use crate::process::signal_name;
 use crate::reporter::job_event_text;
 use crate::spec::CliFlavor;
 
+/// The end of the job waits no longer for the file system of the folder.
+const FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The agent's side of the control socket.
 #[derive(Default)]
 pub(super) struct ControlSocket {
-    /// Open once the first workers are started.
-    endpoint: Option<ControlEndpoint>,
-    has_tried: bool,
+    socket: SocketState,
+    /// For the folder of the socket.
+    files: FileCalls,
     /// A client has asked for a stop: the next such request kills.
     has_stop_request: bool,
+    /// Each belongs to an [`Input::RestartRequested`] that the state has not seen.
+    restart_requests: VecDeque<RestartRequest>,
+}
+
+/// A client's request to restart, until it is answered.
+struct RestartRequest {
+    client: Option<i32>,
+    reply: oneshot::Sender<ControlReply>,
+}
+
+#[derive(Default)]
+enum SocketState {
+    #[default]
+    Closed,
+    /// On another thread: the file system of the folder may not answer.
+    Opening(BlockingCall<io::Result<ControlEndpoint>>),
+    Open(ControlEndpoint),
 }
 
 impl ControlSocket {
-    /// Readable when a client has a message.
+    /// Readable when a client has a message, or the socket is open.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.endpoint.as_ref().and_then(ControlEndpoint::as_fd)
+        match &self.socket {
+            SocketState::Closed => None,
+            SocketState::Opening(call) => Some(call.as_fd()),
+            SocketState::Open(endpoint) => endpoint.as_fd(),
+        }
+    }
+
+    fn endpoint(&mut self) -> Option<&mut ControlEndpoint> {
+        if let SocketState::Opening(call) = &self.socket {
+            self.socket = match call.progress() {
+                CallProgress::Running => return None,
+                CallProgress::Returned(Ok(endpoint)) => SocketState::Open(endpoint),
+                CallProgress::Returned(Err(error)) => closed_by(&error),
+                CallProgress::Lost => closed_by(&io::Error::other("its thread has panicked")),
+            };
+        }
+        if let SocketState::Open(endpoint) = &mut self.socket { Some(endpoint) } else { None }
+    }
+
+    /// Lets readers have the last events, and removes the folder. A file system that does not answer is left behind.
+    pub(super) fn close(&mut self) {
+        if let SocketState::Opening(call) = &self.socket {
+            let _ = wait_for_inputs(&[call.as_fd()], Some(Instant::now() + FOLDER_TIMEOUT));
+        }
+        self.endpoint();
+        match std::mem::take(&mut self.socket) {
+            SocketState::Closed => {}
+            SocketState::Opening(_) => drop(closed_by(&silent_folder())),
+            SocketState::Open(endpoint) => {
+                let folder = endpoint.close();
+                let path = folder.path.display().to_string();
+                let removal = self.files.start(move |_| folder.remove());
+                let removed = removal
+                    .and_then(|call| call.wait(FOLDER_TIMEOUT).unwrap_or_else(|| Err(silent_folder())));
+                if let Err(error) = removed
+                    && error.kind() != io::ErrorKind::NotFound
+                {
+                    tracing::debug!("`{path}` stays: {error}");
+                }
+            }
+        }
     }
 }
 
+fn closed_by(error: &io::Error) -> SocketState {
+    tracing::info!("no control socket, so `rankrun status` does not see this job: {error}");
+    SocketState::Closed
+}
+
+fn silent_folder() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the file system of its folder does not answer")
+}
+
 impl Agent<'_> {
-    /// Listens, once the first workers are started: a start does not wait for it. Under the name torchrun there is
-    /// no socket. Without a place for it the job runs on.
+    /// Opens the socket, once the workers are started: a start does not wait for it. Under the name torchrun there is
+    /// no socket. Without a place for it the job runs on, and the next start tries again.
     pub(super) fn open_control_socket(&mut self) {
-        let is_torchrun = self.workers.spec().cli_flavor == CliFlavor::Torchrun;
-        if is_torchrun || std::mem::replace(&mut self.control.has_tried, true) {
+        if self.workers.spec().cli_flavor == CliFlavor::Torchrun {
             return;
         }
-        let places = RuntimeFolders::of_environment(self.workers.environment());
-        match ControlEndpoint::open(&places, self.workers.job()) {
-            Ok(endpoint) => self.control.endpoint = Some(endpoint),
-            Err(error) => {
-                tracing::info!("no control socket, so `rankrun status` does not see this job: {error}")
+        match &mut self.control.socket {
+            SocketState::Opening(_) => {}
+            SocketState::Open(endpoint) => endpoint.retry_server(),
+            SocketState::Closed => {
+                let places = RuntimeFolders::of_environment(self.workers.environment());
+                let job = self.workers.job().clone();
+                let files = self.control.files.clone();
+                let call = self.control.files.start(move |_| {
+                    let opened = ControlEndpoint::open(&places, &job)?;
+                    if is_on_local_disk(opened.folder()) {
+                        files.set_local();
+                    }
+                    Ok(opened)
+                });
+                self.control.socket = call.map_or_else(|error| closed_by(&error), SocketState::Opening);
             }
         }
     }
 
     /// Answers the clients; their wishes are inputs of the state.
     pub(super) fn answer_control_requests(&mut self) -> Vec<Input> {
-        let requests = self.control.endpoint.as_mut().map(ControlEndpoint::take_requests).unwrap_or_default();
+        let requests = self.control.endpoint().map(ControlEndpoint::take_requests).unwrap_or_default();
         requests.into_iter().filter_map(|request| self.answer_control_request(request)).collect()
     }
 
@@ -74,15 +160,24 @@ impl Agent<'_> {
                 Some(Input::StopRequested { signal: Signal::SIGTERM, is_second })
             }
             ControlRequest::Restart { client, reply } => {
-                if let Err(refusal) = self.state.check_restart_request() {
-                    let _ = reply.send(Err(refusal));
-                    return None;
-                }
-                self.accept(reply);
-                self.user_log.print_line(&format!("`rankrun restart`{} asks for a restart", by_pid(client)));
+                self.control.restart_requests.push_back(RestartRequest { client, reply });
                 Some(Input::RestartRequested)
             }
         }
+    }
+
+    /// Answers the first request to restart. The state is about to handle it, and is what decides.
+    pub(super) fn answer_restart_request(&mut self) {
+        let Some(RestartRequest { client, reply }) = self.control.restart_requests.pop_front() else {
+            return;
+        };
+        if let Err(refusal) = self.state.check_restart_request() {
+            // A client that has gone needs no answer.
+            let _ = reply.send(Err(refusal));
+            return;
+        }
+        self.accept(reply);
+        self.user_log.print_line(&format!("`rankrun restart`{} asks for a restart", by_pid(client)));
     }
 
     fn accept(&self, reply: oneshot::Sender<ControlReply>) {
@@ -96,30 +191,39 @@ impl Agent<'_> {
         self.workers.snapshot(&summary, self.final_report.launcher(), self.began.elapsed(), &is_live)
     }
 
-    /// Tells the readers of events what the loop does now.
-    pub(super) fn publish(&self, action: &Action) {
-        let Some(control) = self.control.endpoint.as_ref().filter(|control| control.has_event_readers())
-        else {
-            return;
-        };
-        let generation = self.state.summary().generation;
+    /// Tells the readers of events what the loop does now; `generation` is that before the input which caused it.
+    pub(super) fn publish(&self, generation: Generation, action: &Action) {
         match action {
             Action::Emit(event) => {
-                let subject = self.workers.event_subject();
-                let text = job_event_text::render(event, subject.spec, subject.round).unwrap_or_default();
-                control.publish(generation, event.name(), text);
+                self.publish_event(self.generation_of(event, generation), event.name(), || {
+                    let subject = self.workers.event_subject();
+                    job_event_text::render(event, subject.spec, subject.round).unwrap_or_default()
+                })
             }
-            Action::Start { generation, .. } => {
-                control.publish(*generation, "workers_started", "the workers are started".to_owned());
-            }
-            Action::Finish(end) => {
-                let text = match end.status {
-                    ExitStatus::Code(code) => format!("the job ends with exit status {code}"),
-                    ExitStatus::Signal(signal) => format!("the job ends by {}", signal_name(signal)),
-                };
-                control.publish(generation, "job_finished", text);
-            }
+            Action::Finish(end) => self.publish_event(generation, "job_finished", || match end.status {
+                ExitStatus::Code(code) => format!("the job ends with exit status {code}"),
+                ExitStatus::Signal(signal) => format!("the job ends by {}", signal_name(signal)),
+            }),
             _ => {}
+        }
+    }
+
+    /// The generation that the event is about: a restart is about the next one.
+    const fn generation_of(&self, event: &JobEvent, before: Generation) -> Generation {
+        match event {
+            JobEvent::Restarting { .. } | JobEvent::RestartedByRequest => self.state.generation(),
+            _ => before,
+        }
+    }
+
+    pub(super) fn publish_start(&self, generation: Generation) {
+        self.publish_event(generation, "workers_started", || "the workers are started".to_owned());
+    }
+
+    fn publish_event(&self, generation: Generation, name: &str, text: impl FnOnce() -> String) {
+        let SocketState::Open(control) = &self.control.socket else { return };
+        if control.event_readers() > 0 {
+            control.publish(generation, name, text());
         }
     }
 }

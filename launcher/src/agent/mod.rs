@@ -115,6 +115,7 @@ fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<Ex
     let mut agent = Agent::open(setup, link, user_log)?;
     let abort = match agent.run_loop() {
         Ok(status) => {
+            agent.control.close();
             agent.workers.close();
             let is_swept = agent.scan_error.is_none();
             return Ok(if is_swept { status } else { ExitStatus::Code(LAUNCHER_FAILED) });
@@ -125,6 +126,7 @@ fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<Ex
     agent.drain_output();
     agent.write_parent_file_now();
     agent.report_outcome();
+    agent.control.close();
     if let AgentAbort::Blind(source) = abort {
         return Err(LaunchError::Setup { what: "wait for the workers", source });
     }
@@ -222,10 +224,11 @@ impl<'a> Agent<'a> {
             while let Some(input) =
                 self.rendezvous.take_answer().or_else(|| self.state.next_input(Instant::now(), &mut inputs))
             {
+                let generation = self.state.generation();
                 let actions = self.handle_input(input);
                 self.tell_guard_of_workers(true);
                 for action in actions {
-                    self.publish(&action);
+                    self.publish(generation, &action);
                     match action {
                         Action::Exit { status } => return Ok(status),
                         action => inputs.extend(self.perform_action(action)),
@@ -255,6 +258,9 @@ impl<'a> Agent<'a> {
     /// Asks the state; `-vv` shows each input and action (`docs/dev/tracing.md`).
     fn handle_input(&mut self, input: Input) -> Vec<Action> {
         tracing::debug!("input {input:?}");
+        if input == Input::RestartRequested {
+            self.answer_restart_request();
+        }
         let actions = self.state.handle(Instant::now(), input);
         actions.iter().for_each(|action| tracing::debug!("action {action:?}"));
         actions

@@ -80,6 +80,7 @@ impl Agent<'_> {
         if let Err(failed) = self.workers.start(&life, folders, SystemTime::now()) {
             return Some(self.start_failed(life.generation, &failed));
         }
+        self.publish_start(life.generation);
         self.open_control_socket();
         if let Some(external) = self.workers.external_worker() {
             // At any log level: the job cannot go on without the user.

@@ -154,6 +154,7 @@ impl State {
             Input::SuspendRequested => self.suspend(now),
             Input::ResumeRequested => self.resume(now),
             Input::SuspendedTooLong => self.kill_suspended(),
+            Input::RestartRequested => self.on_restart_requested(now),
             input if matches!(self.phase, JobPhase::ShuttingDown(_)) => self.on_shutdown_input(now, &input),
             Input::Ready => self.on_ready(now),
             Input::OpeningFailed if self.phase == JobPhase::Starting => vec![self.finish_failed(None)],
@@ -165,7 +166,6 @@ impl State {
                 said.map(Action::Emit).into_iter().collect()
             }
             Input::StopRequested { signal, is_second: again } => self.on_stop_requested(now, signal, again),
-            Input::RestartRequested => self.on_restart_requested(now),
             Input::SignalForwarded { signal } => self.forward_signal(signal),
             Input::DStateProbed { generation, at, uninterruptible } if generation == self.generation => {
                 self.on_dstate_probed(now, at, &uninterruptible)

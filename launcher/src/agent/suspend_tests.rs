@@ -61,7 +61,6 @@ fn inputs_of_suspended_job_wait_until_it_goes_on() {
     let usr1 = || Input::SignalForwarded { signal: Signal::SIGUSR1 };
     for (seconds, last, due) in [
         (2, usr1(), None),
-        (2, Input::RestartRequested, None),
         (2, Input::DeadlinePassed, None),
         (2, Input::ResumeRequested, Some(Input::ResumeRequested)),
         (2, stop(Signal::SIGTERM, false), Some(Input::ResumeRequested)),
@@ -73,6 +72,26 @@ fn inputs_of_suspended_job_wait_until_it_goes_on() {
     }
     let _ = job.handle(at(2), Input::ResumeRequested);
     assert_eq!(handled(&job, at(2), &mut VecDeque::from([usr1(), exit()])), [usr1()]);
+}
+
+/// Requests come at any rate, and must not pile up.
+#[test]
+fn restart_request_of_suspended_job_is_refused_at_once() {
+    let at = clock();
+    let mut job = new_job(1, 3, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(job.check_restart_request(), Ok(()));
+    let _ = job.handle(at(1), Input::SuspendRequested);
+    let exit = || exited(0, 0, Exit::Code(4));
+    let mut inputs = VecDeque::from([exit(), Input::RestartRequested, Input::RestartRequested]);
+    for waiting in [2, 1] {
+        assert_eq!(job.next_input(at(2), &mut inputs), Some(Input::RestartRequested));
+        assert!(job.check_restart_request().unwrap_err().contains("suspended"));
+        assert_eq!((job.handle(at(2), Input::RestartRequested), inputs.len()), (vec![], waiting));
+    }
+    assert_eq!((job.next_input(at(2), &mut inputs), &inputs), (None, &VecDeque::from([exit()])));
+    let _ = job.handle(at(3), Input::ResumeRequested);
+    assert_eq!(job.check_restart_request(), Ok(()));
 }
 
 #[test]

@@ -1,15 +1,27 @@
 //! `rankrun ls`, `status`, `stop` and `restart`: finds the job, asks it, and prints the answer.
 
+use std::io;
+use std::os::fd::AsFd;
+use std::thread::{Builder, ScopedJoinHandle};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use super::folder::{JobFolder, RuntimeFolders};
 use super::lookup::{JobNames, LookupError, find_job};
 use super::protocol::{ClientRequest, JobStatus, Reply};
 use super::socket::{ControlConnection, ControlError};
+use crate::blocking::{BlockingCall, CallProgress};
 use crate::exit_code::{ExitStatus, NO_ANSWER};
 use crate::explain::Style;
 use crate::facts::Facts;
 use crate::inspect::jobs;
 use crate::spec::OutputFormat;
 
+/// A file system that takes longer for a runtime folder hangs.
+const FOLDER_TIMEOUT: Duration = Duration::from_secs(3);
+/// A client that was refused tries again after this time.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 /// `rankrun status --check`: the job exists and does not run well.
 const UNHEALTHY: u8 = 1;
 
@@ -54,6 +66,15 @@ pub enum CommandError {
     /// No single job has this name.
     #[error(transparent)]
     Lookup(#[from] LookupError),
+    /// The file system of a runtime folder does not answer.
+    #[error("the file system of the runtime folder `{path}` does not answer within {} s", FOLDER_TIMEOUT.as_secs())]
+    Folder {
+        /// The path of the folder.
+        path: String,
+    },
+    /// No thread is left to look for jobs.
+    #[error("no thread can be started to look for jobs")]
+    Thread(#[source] io::Error),
     /// The job gives no answer.
     #[error("the request to job {job} failed")]
     Job {
@@ -70,6 +91,10 @@ impl CommandError {
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Lookup(error) => error.hint(),
+            Self::Folder { .. } => {
+                "`kill` the launcher's pid to stop a job; XDG_RUNTIME_DIR names the folder"
+            }
+            Self::Thread(_) => "the limit on processes may be reached: `ulimit -u`",
             Self::Job { source: ControlError::Ended, .. } => "`rankrun ls` lists the running jobs",
             Self::Job { source: ControlError::Refused(_), .. } => {
                 "`rankrun status` shows what the job does now"
@@ -85,7 +110,7 @@ impl CommandError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Job { source: ControlError::Refused(_), .. } => UNHEALTHY,
-            Self::Lookup(_) | Self::Job { .. } => NO_ANSWER,
+            Self::Lookup(_) | Self::Folder { .. } | Self::Thread(_) | Self::Job { .. } => NO_ANSWER,
         }
     }
 }
@@ -121,7 +146,8 @@ pub fn run(
     style: Style,
     write: &dyn Fn(&str),
 ) -> Result<ExitStatus, CommandError> {
-    let mut found = find_jobs(&RuntimeFolders::of_environment(facts.environment()));
+    let places = RuntimeFolders::of_environment(facts.environment());
+    let mut found = find_jobs(places)?;
     let ControlVerb::Job(verb) = command.verb else {
         let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
         write(&match command.format {
@@ -135,6 +161,18 @@ pub fn run(
     let job = folder.job.clone();
     act((verb, command.format), (&folder, status), style, write)
         .map_err(|source| CommandError::Job { job, source })
+}
+
+/// Finds all jobs; a runtime folder may be on a file system that does not answer.
+fn find_jobs(places: RuntimeFolders) -> Result<Vec<FoundJob>, CommandError> {
+    let call = BlockingCall::start("jobs", move |step| places.find_job_folders(step));
+    let call = call.map_err(CommandError::Thread)?;
+    let until = PollTimeout::try_from(FOLDER_TIMEOUT).unwrap_or(PollTimeout::MAX);
+    let _ = poll(&mut [PollFd::new(call.as_fd(), PollFlags::POLLIN)], until);
+    match call.progress() {
+        CallProgress::Returned(folders) => Ok(ask_jobs(folders)),
+        CallProgress::Running | CallProgress::Lost => Err(CommandError::Folder { path: call.step() }),
+    }
 }
 
 fn act(
@@ -183,13 +221,16 @@ fn request(connection: &mut ControlConnection, request: ClientRequest) -> Result
     }
 }
 
-/// Reads the events of the job until their end. A reader that was too slow connects again.
+/// Reads the events of the job until their end. A reader that was refused, or too slow, connects again.
 fn wait_for_end(mut connection: ControlConnection, folder: &JobFolder) -> Result<(), ControlError> {
     loop {
         connection.wait_without_limit()?;
         let mut reply = connection.ask(ClientRequest::Events).map(Some);
         while let Ok(Some(_)) = reply {
             reply = connection.next_reply();
+        }
+        if reply.is_err() {
+            std::thread::sleep(REFUSED_PAUSE);
         }
         match ControlConnection::open(folder) {
             Ok(again) => connection = again,
@@ -205,24 +246,117 @@ fn wait_for_end(mut connection: ControlConnection, folder: &JobFolder) -> Result
     }
 }
 
-/// Asks every job for its status, and removes the folders of dead ones.
-fn find_jobs(places: &RuntimeFolders) -> Vec<FoundJob> {
-    let mut found = Vec::new();
-    for folder in places.job_folders() {
-        let status = ControlConnection::open(&folder).and_then(|mut connection| {
-            match connection.ask(ClientRequest::Status)? {
-                Reply::Status(status) => Ok(status),
-                other => Err(ControlError::Answer(format!("{other:?}"))),
-            }
-        });
-        if matches!(status, Err(ControlError::Ended)) {
-            if folder.is_dead() {
-                // `rankrun gc` says why it cannot be removed.
-                let _ = folder.remove();
-            }
-            continue;
+/// Asks all jobs for their status, at the same time, and removes the folders of dead ones.
+fn ask_jobs(folders: Vec<JobFolder>) -> Vec<FoundJob> {
+    std::thread::scope(|scope| {
+        let ask = |folder: JobFolder| {
+            let copy = folder.clone();
+            // Without a thread the jobs are asked one after the other.
+            Builder::new().spawn_scoped(scope, move || ask_status(copy)).map_err(|_| ask_status(folder))
+        };
+        let answers: Vec<_> = folders.into_iter().map(ask).collect();
+        let answer = |asked| match asked {
+            Ok(thread) => ScopedJoinHandle::join(thread).ok().flatten(),
+            Err(answer) => answer,
+        };
+        answers.into_iter().filter_map(answer).collect()
+    })
+}
+
+/// `None` if the job is dead.
+fn ask_status(folder: JobFolder) -> Option<FoundJob> {
+    let status = ControlConnection::open(&folder).and_then(|mut connection| {
+        match connection.ask(ClientRequest::Status)? {
+            Reply::Status(status) => Ok(status),
+            other => Err(ControlError::Answer(format!("{other:?}"))),
         }
-        found.push(FoundJob { folder, status });
+    });
+    if matches!(status, Err(ControlError::Ended)) {
+        if folder.is_dead() {
+            // `rankrun gc` says why it cannot be removed.
+            let _ = folder.remove();
+        }
+        return None;
     }
-    found
+    Some(FoundJob { folder, status })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    use rankrun_contract::rank::JobId;
+
+    use super::*;
+
+    /// A place of its own, removed at the end.
+    struct Place(std::path::PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rankrun-command-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn folders(&self) -> RuntimeFolders {
+            RuntimeFolders::of(Some(self.0.as_os_str()), None, 4_000_000_000)
+        }
+
+        fn job(&self) -> (JobFolder, UnixListener) {
+            JobFolder::make(&self.folders(), &JobId(uuid::Uuid::new_v4().to_string())).unwrap()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a pause is at least so long")]
+    fn wait_for_end_pauses_where_its_stream_is_refused() {
+        let place = Place::new("refused");
+        let (folder, listener) = place.job();
+        let client = ControlConnection::open(&folder).unwrap();
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for stream in listener.incoming().take(3).map(Result::unwrap) {
+                    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                    let refusal = Reply::Error("too many clients read events; try again".to_owned());
+                    (&stream).write_all(refusal.to_line().as_bytes()).unwrap();
+                }
+                drop(listener);
+            });
+            wait_for_end(client, &folder).unwrap();
+        });
+        assert!(began.elapsed() >= 3 * REFUSED_PAUSE, "{:?}", began.elapsed());
+        assert!(!folder.path.exists());
+    }
+
+    /// No job answers before all are asked.
+    #[test]
+    fn jobs_are_asked_at_the_same_time() {
+        let place = Place::new("at-once");
+        let jobs: Vec<_> = (0..3).map(|_| place.job()).collect();
+        std::thread::scope(|scope| {
+            let listeners: Vec<_> = jobs.iter().map(|(_, listener)| listener).collect();
+            scope.spawn(move || {
+                let clients: Vec<_> = listeners.iter().map(|listener| listener.accept().unwrap().0).collect();
+                for mut client in clients {
+                    let refusal = Reply::Error("seen".to_owned());
+                    client.write_all(refusal.to_line().as_bytes()).unwrap();
+                }
+            });
+            let found = find_jobs(place.folders()).unwrap();
+            let answers: Vec<_> = found.iter().map(|job| job.answer().unwrap_err().to_string()).collect();
+            assert_eq!(answers, vec!["the job refuses: seen"; 3]);
+            let ids: Vec<_> = found.iter().map(|job| job.folder.job.clone()).collect();
+            assert!(ids.is_sorted(), "{ids:?}");
+        });
+    }
 }

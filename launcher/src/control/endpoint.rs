@@ -3,21 +3,23 @@
 #![expect(clippy::disallowed_methods, reason = "an event has its time")]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::{broadcast, watch};
 
 use rankrun_contract::rank::{Generation, JobId};
 
 use super::folder::{JobFolder, RuntimeFolders};
 use super::protocol::{JobEventLine, Reply};
-use super::server::{self, EVENT_BACKLOG, JobLink};
+use super::server::{self, EVENT_BACKLOG, JobLink, client_limit};
 pub use super::server::{ControlReply, ControlRequest};
 use crate::blocking::is_readable;
 
@@ -30,15 +32,16 @@ const END_TIMEOUT: Duration = Duration::from_millis(400);
 #[derive(Debug)]
 pub struct ControlEndpoint {
     folder: JobFolder,
+    listener: UnixListener,
     server: ServerState,
 }
 
 #[derive(Debug)]
 enum ServerState {
     /// No client has connected so far.
-    Idle(UnixListener),
+    Idle,
     Running(RunningServer),
-    /// The thread could not be started.
+    /// The thread could not be started, or has ended.
     Failed,
 }
 
@@ -48,26 +51,42 @@ struct RunningServer {
     wake: Arc<EventFd>,
     events: broadcast::Sender<Arc<str>>,
     /// Dropped at the end of the job.
-    ended: Option<watch::Sender<()>>,
+    ended: watch::Sender<()>,
     /// Closed by the end of the server.
     done: Receiver<()>,
 }
 
 impl ControlEndpoint {
-    /// Makes the folder of the job and listens.
+    /// Makes the folder of the job and listens. The file system may not answer.
     ///
     /// # Errors
     /// No place allows it.
     pub fn open(places: &RuntimeFolders, job: &JobId) -> io::Result<Self> {
         let (folder, listener) = JobFolder::make(places, job)?;
-        Ok(Self { folder, server: ServerState::Idle(listener) })
+        Ok(Self { folder, listener, server: ServerState::Idle })
+    }
+
+    /// The folder of the socket.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder.path
+    }
+
+    /// Lets readers have the last events, and stops listening. Returns the folder, which is to be removed.
+    #[must_use]
+    pub fn close(self) -> JobFolder {
+        if let ServerState::Running(server) = self.server {
+            drop(server.ended);
+            while server.done.recv_timeout(END_TIMEOUT) == Ok(()) {}
+        }
+        self.folder
     }
 
     /// Readable when [`Self::take_requests`] has something to do.
     #[must_use]
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.server {
-            ServerState::Idle(listener) => Some(listener.as_fd()),
+            ServerState::Idle => Some(self.listener.as_fd()),
             ServerState::Running(server) => Some(server.wake.as_fd()),
             ServerState::Failed => None,
         }
@@ -75,11 +94,8 @@ impl ControlEndpoint {
 
     /// The requests since the last call. A first client starts the server.
     pub fn take_requests(&mut self) -> Vec<ControlRequest> {
-        if let ServerState::Idle(listener) = &self.server {
-            if !is_readable(listener.as_fd()) {
-                return Vec::new();
-            }
-            self.server = start_server(listener).unwrap_or_else(|error| {
+        if matches!(self.server, ServerState::Idle) && is_readable(self.listener.as_fd()) {
+            self.server = start_server(&self.listener).unwrap_or_else(|error| {
                 tracing::warn!("the control socket is not served: {error}");
                 ServerState::Failed
             });
@@ -87,13 +103,30 @@ impl ControlEndpoint {
         let ServerState::Running(server) = &self.server else { return Vec::new() };
         // Nonblocking: without a request there is nothing to read.
         let _ = server.wake.read();
-        server.requests.try_iter().collect()
+        let mut requests = Vec::new();
+        let end = loop {
+            match server.requests.try_recv() {
+                Ok(request) => requests.push(request),
+                Err(end) => break end,
+            }
+        };
+        if end == TryRecvError::Disconnected {
+            self.server = ServerState::Failed;
+        }
+        requests
     }
 
-    /// True if a client reads events.
+    /// Lets the next client start a server that has failed: descriptors may be free again.
+    pub fn retry_server(&mut self) {
+        if matches!(self.server, ServerState::Failed) {
+            self.server = ServerState::Idle;
+        }
+    }
+
+    /// How many clients read events.
     #[must_use]
-    pub fn has_event_readers(&self) -> bool {
-        matches!(&self.server, ServerState::Running(server) if server.events.receiver_count() > 0)
+    pub fn event_readers(&self) -> usize {
+        if let ServerState::Running(server) = &self.server { server.events.receiver_count() } else { 0 }
     }
 
     /// Sends an event to the clients that read events.
@@ -111,21 +144,6 @@ impl ControlEndpoint {
     }
 }
 
-impl Drop for ControlEndpoint {
-    /// Lets readers have the last events, and removes the folder.
-    fn drop(&mut self) {
-        if let ServerState::Running(server) = &mut self.server {
-            drop(server.ended.take());
-            while server.done.recv_timeout(END_TIMEOUT) == Ok(()) {}
-        }
-        if let Err(error) = self.folder.remove()
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::debug!("`{}` stays: {error}", self.folder.path.display());
-        }
-    }
-}
-
 fn start_server(listener: &UnixListener) -> io::Result<ServerState> {
     let listener = listener.try_clone()?;
     listener.set_nonblocking(true)?;
@@ -134,24 +152,92 @@ fn start_server(listener: &UnixListener) -> io::Result<ServerState> {
     let (events, _) = broadcast::channel(EVENT_BACKLOG);
     let (ended, is_ended) = watch::channel(());
     let (at_end, done) = channel();
-    let uid = rustix::process::geteuid().as_raw();
-    let job =
-        JobLink { requests: sender, wake: Arc::clone(&wake), events: events.clone(), ended: is_ended, uid };
+    let job = JobLink {
+        requests: sender,
+        wake: Arc::clone(&wake),
+        events: events.clone(),
+        ended: is_ended,
+        uid: rustix::process::geteuid().as_raw(),
+        // The kernel gives the lowest number that is free.
+        max_clients: client_limit(getrlimit(Resource::RLIMIT_NOFILE)?.0, wake.as_fd().as_raw_fd()),
+    };
     thread::Builder::new()
         .name("rankrun-control".to_owned())
         .spawn(move || run_server(listener, job, at_end))?;
-    Ok(ServerState::Running(RunningServer { requests, wake, events, ended: Some(ended), done }))
+    Ok(ServerState::Running(RunningServer { requests, wake, events, ended, done }))
 }
 
 fn run_server(listener: UnixListener, job: JobLink, at_end: Sender<()>) {
-    let serve = async move {
-        match tokio::net::UnixListener::from_std(listener) {
-            Ok(listener) => server::serve(listener, job).await,
-            Err(error) => tracing::warn!("the control socket is not served: {error}"),
-        }
-    };
-    if let Err(error) = server::run(serve) {
+    let wake = Arc::clone(&job.wake);
+    if let Err(error) = server::run(server::serve(listener, job)) {
         tracing::warn!("the control socket is not served: {error}");
     }
     drop(at_end);
+    // The agent notices that the channel of requests is closed.
+    let _ = wake.write(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::control::protocol::ClientRequest;
+
+    fn open(name: &str) -> ControlEndpoint {
+        let root = std::env::temp_dir().join(format!("rankrun-endpoint-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let places = RuntimeFolders::of(Some(root.as_os_str()), None, 4_000_000_000);
+        ControlEndpoint::open(&places, &JobId("00000000-0000-4000-8000-000000000000".to_owned())).unwrap()
+    }
+
+    fn close(endpoint: ControlEndpoint) {
+        let folder = endpoint.close();
+        folder.remove().unwrap();
+        std::fs::remove_dir_all(folder.path.parent().unwrap().parent().unwrap()).unwrap();
+    }
+
+    /// The job answers a new client.
+    fn expect_answer(endpoint: &mut ControlEndpoint) {
+        let connect = |path: &std::path::Path| UnixStream::connect(path);
+        let mut client = endpoint.folder.with_socket_path(connect).unwrap();
+        client.write_all(ClientRequest::Stop.to_line().as_bytes()).unwrap();
+        let request = loop {
+            if let Some(request) = endpoint.take_requests().pop() {
+                break request;
+            }
+        };
+        let ControlRequest::Stop { reply, .. } = request else { panic!("{request:?}") };
+        reply.send(Err("seen")).unwrap();
+        let mut line = String::new();
+        BufReader::new(client).read_line(&mut line).unwrap();
+        assert!(line.contains("seen"), "{line}");
+    }
+
+    #[test]
+    fn failed_server_is_not_polled_and_starts_at_the_next_try() {
+        let mut endpoint = open("failed");
+        endpoint.server = ServerState::Failed;
+        assert!(endpoint.as_fd().is_none() && endpoint.take_requests().is_empty());
+        endpoint.retry_server();
+        expect_answer(&mut endpoint);
+        // A server that runs goes on.
+        endpoint.retry_server();
+        expect_answer(&mut endpoint);
+        close(endpoint);
+    }
+
+    #[test]
+    fn server_whose_thread_has_ended_has_failed() {
+        let mut endpoint = open("ended");
+        expect_answer(&mut endpoint);
+        let ServerState::Running(server) = &mut endpoint.server else { panic!("a client was answered") };
+        server.requests = channel().1;
+        assert!(endpoint.take_requests().is_empty());
+        assert!(matches!(endpoint.server, ServerState::Failed));
+        endpoint.retry_server();
+        expect_answer(&mut endpoint);
+        close(endpoint);
+    }
 }

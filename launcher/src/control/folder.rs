@@ -1,6 +1,7 @@
 //! The folder of a job's control socket: its place, its permissions, and the folders that dead jobs have left.
 //!
 //! A folder gets its name when its socket listens. So a folder of that name without a listener is of a dead job.
+#![expect(clippy::disallowed_methods, reason = "the age of a folder is read from the clock")]
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -9,16 +10,19 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::JobId;
 use uuid::Uuid;
 
 use super::socket;
+use crate::blocking::CallStep;
 
 const SOCKET_NAME: &str = "control.sock";
 /// Of a folder whose socket does not listen so far.
 const NEW_PREFIX: &str = ".new-";
+/// An agent needs far less to listen in its new folder, also on a slow file system.
+const NEW_LIMIT: Duration = Duration::from_secs(60);
 /// `sun_path` of sockaddr_un(7), less the NUL at its end.
 const MAX_SOCKET_PATH: usize = 107;
 /// Jobs that end at the same time remove the empty parent folder between two calls of ours, perhaps many times.
@@ -71,29 +75,34 @@ impl RuntimeFolders {
     /// The folders of all jobs, alive or dead, with their job ids.
     #[must_use]
     pub fn job_folders(&self) -> Vec<JobFolder> {
-        let parents = self.0.iter().filter(|folder| folder.check_owner().is_ok());
-        let entries = parents.flat_map(|folder| fs::read_dir(&folder.path).into_iter().flatten().flatten());
-        let mut found: Vec<JobFolder> = entries
-            .filter_map(|entry| {
-                let job = entry.file_name().to_str().filter(|name| Uuid::try_parse(name).is_ok())?.to_owned();
-                Some(JobFolder { job, path: entry.path() })
-            })
-            .collect();
+        self.find_job_folders(&CallStep::default())
+    }
+
+    /// The same; the step names the folder that is being read.
+    #[must_use]
+    pub fn find_job_folders(&self, step: &CallStep) -> Vec<JobFolder> {
+        let named = |folder: &RuntimeFolder| {
+            step.set(folder.path.display().to_string());
+            folder.entries("")
+        };
+        let mut found: Vec<JobFolder> = self.0.iter().flat_map(named).collect();
         found.sort_by(|one, other| one.job.cmp(&other.job));
         found
     }
 
-    /// Folders without a listener: those of dead jobs.
+    /// Folders without a listener: those of dead jobs, and those of agents that were killed before they listened.
     #[must_use]
-    pub fn dead_folders(&self) -> Vec<JobFolder> {
-        self.job_folders().into_iter().filter(JobFolder::is_dead).collect()
+    pub fn dead_folders(&self, now: SystemTime) -> Vec<JobFolder> {
+        let named = self.job_folders().into_iter().filter(JobFolder::is_dead);
+        named.chain(self.0.iter().flat_map(|folder| folder.abandoned(now))).collect()
     }
 
     /// Removes the folder of this job, wherever it is. Nothing there is as good.
     pub fn remove_job(&self, job: &JobId) {
         for folder in &self.0 {
-            let path = folder.path.join(&job.0);
-            let _ = JobFolder { job: job.0.clone(), path }.remove();
+            for name in [job.0.clone(), format!("{NEW_PREFIX}{}", job.0)] {
+                let _ = JobFolder { job: job.0.clone(), path: folder.path.join(name) }.remove();
+            }
         }
     }
 }
@@ -113,6 +122,31 @@ impl RuntimeFolder {
 
     fn check_owner(&self) -> io::Result<()> {
         check_own(&self.path, true)
+    }
+
+    /// The folders in it with this prefix and a job id.
+    fn entries(&self, prefix: &str) -> Vec<JobFolder> {
+        if self.check_owner().is_err() {
+            return Vec::new();
+        }
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let job = name.to_str()?.strip_prefix(prefix).filter(|job| Uuid::try_parse(job).is_ok())?;
+                Some(JobFolder { job: job.to_owned(), path: entry.path() })
+            })
+            .collect()
+    }
+
+    /// New folders that have not got their name for a long time: their agents were killed.
+    fn abandoned(&self, now: SystemTime) -> Vec<JobFolder> {
+        let is_old = |folder: &JobFolder| {
+            folder.modified().and_then(|at| now.duration_since(at).ok()).is_some_and(|age| age >= NEW_LIMIT)
+        };
+        let mut found = self.entries(NEW_PREFIX);
+        found.retain(is_old);
+        found
     }
 }
 
@@ -135,7 +169,8 @@ pub struct JobFolder {
 }
 
 impl JobFolder {
-    /// Makes the folder in the first place that allows it, with a listening socket.
+    /// Makes the folder in the first place that allows it, with a listening socket. Removes what agents have left
+    /// there that were killed meanwhile.
     ///
     /// # Errors
     /// The refusal of the last place.
@@ -144,7 +179,10 @@ impl JobFolder {
         for place in &places.0 {
             for _ in 0..MAKE_ATTEMPTS {
                 match place.make().and_then(|()| Self::make_in(&place.path, job)) {
-                    Ok(made) => return Ok(made),
+                    Ok(made) => {
+                        place.abandoned(SystemTime::now()).iter().for_each(|folder| drop(folder.remove()));
+                        return Ok(made);
+                    }
                     Err(error) => refusal = error,
                 }
                 if refusal.kind() != io::ErrorKind::NotFound || !place.path.parent().is_some_and(Path::exists)

@@ -3,11 +3,16 @@
 //!
 //! Every buffer has a bound: clients, request lines, waiting requests, events that a slow reader has not read.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsFd, RawFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -18,6 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use super::protocol::{Accepted, ClientRequest, MAX_REQUEST_BYTES, Reply, RequestError, parse_request};
 use super::snapshot::JobSnapshot;
+use crate::process::reserve::open_keeping_reserve;
 
 /// More clients at the same time are refused.
 const MAX_CLIENTS: usize = 32;
@@ -27,7 +33,9 @@ const MAX_EVENT_STREAMS: usize = 16;
 pub(super) const EVENT_BACKLOG: usize = 256;
 /// A client that sends no request, or does not read its answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// No descriptor is left: the next try comes after this time.
+/// A reader of events that may have gone is looked at this often.
+const HANG_UP_CHECK: Duration = Duration::from_secs(1);
+/// Few descriptors are left: the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// When the job ends, readers of events have this long to read the last ones.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
@@ -67,23 +75,38 @@ pub(super) struct JobLink {
     pub(super) ended: watch::Receiver<()>,
     /// The only user, besides root, that is answered.
     pub(super) uid: u32,
+    /// Further ones are refused.
+    pub(super) max_clients: usize,
+}
+
+/// How many clients are served at the same time, where so many files may be open and so many are. The job keeps three
+/// quarters of the rest: a restart needs descriptors for its workers.
+pub(super) fn client_limit(max_open: u64, open: RawFd) -> usize {
+    let free = max_open.saturating_sub(u64::try_from(open).unwrap_or_default());
+    usize::try_from(free / 4).unwrap_or(MAX_CLIENTS).clamp(1, MAX_CLIENTS)
 }
 
 /// Answers clients until the job ends.
-pub(super) async fn serve(listener: UnixListener, job: JobLink) {
+///
+/// # Errors
+/// The listener cannot be watched.
+pub(super) async fn serve(listener: std::os::unix::net::UnixListener, job: JobLink) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
     let mut ended = job.ended.clone();
-    let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let max_clients = job.max_clients;
+    let clients = Arc::new(Semaphore::new(max_clients));
     let accepting = tokio::spawn(accept_clients(listener, job, Arc::clone(&clients)));
     let _ = ended.changed().await;
     accepting.abort();
-    let all = u32::try_from(MAX_CLIENTS).unwrap_or(u32::MAX);
+    let all = u32::try_from(max_clients).unwrap_or(u32::MAX);
     let _ = timeout(FLUSH_TIMEOUT, clients.acquire_many(all)).await;
+    Ok(())
 }
 
 async fn accept_clients(listener: UnixListener, job: JobLink, clients: Arc<Semaphore>) {
-    let streams = Arc::new(Semaphore::new(MAX_EVENT_STREAMS));
+    let streams = Arc::new(Semaphore::new(MAX_EVENT_STREAMS.min(job.max_clients.div_ceil(2))));
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok(stream) = poll_fn(|context| poll_accept(&listener, context)).await else {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -103,6 +126,16 @@ async fn accept_clients(listener: UnixListener, job: JobLink, clients: Arc<Semap
             drop(slot);
         });
     }
+}
+
+/// Accepts a client unless few descriptors are left.
+fn poll_accept(listener: &UnixListener, context: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
+    let accepted = open_keeping_reserve(|| match listener.poll_accept(context) {
+        Poll::Ready(Ok((stream, _))) => Ok(Some(stream)),
+        Poll::Ready(Err(error)) => Err(error),
+        Poll::Pending => Ok(None),
+    });
+    accepted.transpose().map_or(Poll::Pending, Poll::Ready)
 }
 
 /// Without waiting: a new connection has an empty buffer.
@@ -139,7 +172,7 @@ impl ControlClient {
                 }
             };
             let reply = match request {
-                ClientRequest::Events => return self.stream_events(writer).await,
+                ClientRequest::Events => return self.stream_events(reader, writer).await,
                 ClientRequest::Status => self.status().await,
                 ClientRequest::Stop => {
                     let client = self.pid;
@@ -179,17 +212,19 @@ impl ControlClient {
         answer.await.map_err(|_| "the job has ended")
     }
 
-    async fn stream_events(&mut self, mut writer: OwnedWriteHalf) {
+    async fn stream_events(&mut self, reader: BufReader<OwnedReadHalf>, mut writer: OwnedWriteHalf) {
         let Ok(_slot) = Arc::clone(&self.streams).try_acquire_owned() else {
             send(&mut writer, Reply::Error("too many clients read events; try again".to_owned())).await;
             return;
         };
         let mut events = self.job.events.subscribe();
+        let mut hung_up = pin!(wait_for_hang_up(reader));
         loop {
             let next = tokio::select! {
                 biased;
                 next = events.recv() => next,
                 _ = self.job.ended.changed() => return,
+                () = &mut hung_up => return,
             };
             match next {
                 Ok(line) => {
@@ -223,6 +258,21 @@ async fn read_request(reader: &mut BufReader<OwnedReadHalf>) -> Option<Vec<u8>> 
     Some(line)
 }
 
+/// Waits until the client reads no more. A client that has only ended its own side, as `socat` does, still reads.
+async fn wait_for_hang_up(mut reader: BufReader<OwnedReadHalf>) {
+    // Most clients send nothing until they close. Further words of the others are not read.
+    let _ = reader.read(&mut [0]).await;
+    while !has_hung_up(reader.get_ref().as_ref()) {
+        sleep(HANG_UP_CHECK).await;
+    }
+}
+
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut stream = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+    let _ = poll(&mut stream, PollTimeout::ZERO);
+    stream[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
+}
+
 /// False if the client does not read.
 async fn send(writer: &mut OwnedWriteHalf, reply: Reply) -> bool {
     let line = reply.to_line();
@@ -230,13 +280,16 @@ async fn send(writer: &mut OwnedWriteHalf, reply: Reply) -> bool {
 }
 
 /// Runs the server on a runtime of its own, on this thread.
-pub(super) fn run(server: impl Future<Output = ()>) -> std::io::Result<()> {
+///
+/// # Errors
+/// The runtime cannot be built, or the error of the server.
+pub(super) fn run(server: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
-    runtime.block_on(server);
+    let result = runtime.block_on(server);
     // A read of a log file may hang.
     runtime.shutdown_background();
-    Ok(())
+    result
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "the tests wait with a limit")]
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as Client;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use crate::control::endpoint::ControlEndpoint;
 use crate::control::folder::{JobFolder, RuntimeFolders};
 use crate::control::protocol::{JobState, JobStatus};
 use crate::logs::last_output::OutputReader;
+use crate::process::inherited::raise_file_limit;
 
 struct Place {
     root: PathBuf,
@@ -40,6 +42,13 @@ impl Place {
         client
     }
 
+    /// Ends the job.
+    fn close(&mut self) {
+        if let Some(endpoint) = self.endpoint.take() {
+            let _ = endpoint.close().remove();
+        }
+    }
+
     fn endpoint(&mut self) -> &mut ControlEndpoint {
         self.endpoint.as_mut().unwrap()
     }
@@ -55,6 +64,15 @@ impl Place {
             assert!(Instant::now() < until, "no request has come");
             let fd = self.endpoint().as_fd().unwrap();
             poll(&mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)], PollTimeout::from(1000u16)).unwrap();
+        }
+    }
+
+    fn wait_for_readers(&mut self, count: usize) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while self.endpoint().event_readers() != count {
+            assert!(Instant::now() < until, "{} readers, not {count}", self.endpoint().event_readers());
+            assert!(self.endpoint().take_requests().is_empty());
+            std::thread::yield_now();
         }
     }
 
@@ -75,7 +93,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.endpoint = None;
+        self.close();
         let _ = std::fs::remove_dir_all(&self.root);
     }
 }
@@ -122,7 +140,7 @@ fn status_is_answered_by_the_agent_several_times_per_connection() {
 fn no_thread_runs_before_the_first_client() {
     let mut place = Place::open("idle");
     assert!(place.endpoint().take_requests().is_empty());
-    assert!(!place.endpoint().has_event_readers());
+    assert!(place.endpoint().event_readers() == 0);
     assert!(place.endpoint().as_fd().is_some());
     place.endpoint().publish(Generation(0), "x", String::new());
 }
@@ -162,6 +180,8 @@ fn endless_line_is_refused_after_its_limit() {
 
 #[test]
 fn thousand_connections_leave_room_after_they_close() {
+    // Both ends of all connections are in this process.
+    let _ = raise_file_limit();
     let mut place = Place::open("thousand");
     place.start();
     let mut refused = 0;
@@ -191,6 +211,15 @@ fn thousand_connections_leave_room_after_they_close() {
 }
 
 #[test]
+fn clients_leave_descriptors_to_the_job() {
+    for (max_open, open, limit) in
+        [(1024, 40, 32), (64, 24, 10), (64, 63, 1), (64, 64, 1), (8, 900, 1), (u64::MAX, 3, 32)]
+    {
+        assert_eq!(client_limit(max_open, open), limit, "{open} of {max_open}");
+    }
+}
+
+#[test]
 fn other_user_is_refused() {
     let (job, _requests) = link(12_345);
     let root = std::env::temp_dir().join(format!("rankrun-peer-{}", std::process::id()));
@@ -204,7 +233,7 @@ fn other_user_is_refused() {
     let ended = job.1;
     std::thread::scope(|scope| {
         let link = job.0;
-        scope.spawn(|| run(async move { serve(UnixListener::from_std(listener).unwrap(), link).await }));
+        scope.spawn(|| run(serve(listener, link)));
         let mut line = String::new();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         if is_root {
@@ -224,7 +253,8 @@ fn link(uid: u32) -> (TestLink, std::sync::mpsc::Receiver<ControlRequest>) {
     let (events, _) = broadcast::channel(EVENT_BACKLOG);
     let (sender, ended) = watch::channel(());
     let wake = Arc::new(EventFd::new().unwrap());
-    ((JobLink { requests, wake, events, ended, uid }, sender), received)
+    let max_clients = MAX_CLIENTS;
+    ((JobLink { requests, wake, events, ended, uid, max_clients }, sender), received)
 }
 
 #[test]
@@ -233,7 +263,7 @@ fn event_reader_gets_all_events_until_the_end_of_the_job() {
     let client = subscribe(&mut place);
     place.endpoint().publish(Generation(3), "one", "first".to_owned());
     place.endpoint().publish(Generation(3), "two", String::new());
-    place.endpoint = None;
+    place.close();
     let text = read_all(client);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
@@ -256,15 +286,29 @@ fn slow_event_reader_is_dropped_with_a_last_line() {
 
 /// A client that reads events from now on.
 fn subscribe(place: &mut Place) -> Client {
+    let readers = place.endpoint().event_readers();
     let mut client = place.connect();
     client.write_all(ClientRequest::Events.to_line().as_bytes()).unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
-    while !place.endpoint().has_event_readers() {
-        assert!(place.endpoint().take_requests().is_empty());
-        assert!(Instant::now() < until, "the server does not start");
-        std::thread::yield_now();
-    }
+    place.wait_for_readers(readers + 1);
     client
+}
+
+/// A reader that has closed its end, or only its own side of it as `socat` does at the end of its input.
+#[test]
+fn event_reader_that_hangs_up_leaves_its_place() {
+    let mut place = Place::open("hang-up");
+    let half_closed = subscribe(&mut place);
+    half_closed.shutdown(Shutdown::Write).unwrap();
+    for words in ["", "and more"] {
+        let mut client = subscribe(&mut place);
+        client.write_all(words.as_bytes()).unwrap();
+        place.wait_for_readers(2);
+        drop(client);
+        place.wait_for_readers(1);
+    }
+    place.endpoint().publish(Generation(0), "last", String::new());
+    place.close();
+    assert!(read_all(half_closed).contains("\"last\""));
 }
 
 #[test]
@@ -272,7 +316,7 @@ fn end_of_the_job_closes_idle_connections_and_removes_the_folder() {
     let mut place = Place::open("end");
     place.start();
     let idle = place.connect();
-    place.endpoint = None;
+    place.close();
     assert_eq!(read_all(idle), "");
     assert!(place.folder.is_dead() && !place.folder.path.exists());
 }

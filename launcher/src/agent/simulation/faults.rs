@@ -132,6 +132,7 @@ pub(super) enum Fault {
     /// Takes a lost node that another node reports for a failed worker of that node.
     CountsALostNode,
     IgnoresARestartRequest,
+    RestartsWhileSuspended,
     /// Takes a requested restart from the budget.
     CountsARestartRequest,
     /// Starts again as requested, although the job was told to stop meanwhile.
@@ -139,7 +140,7 @@ pub(super) enum Fault {
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 84] = [
+pub(super) const FAULTS: [(Fault, &str); 85] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -222,6 +223,7 @@ pub(super) const FAULTS: [(Fault, &str); 84] = [
     (Fault::ForgetsTheJobsRestarts, "6"),
     (Fault::CountsALostNode, "6"),
     (Fault::IgnoresARestartRequest, "requested"),
+    (Fault::RestartsWhileSuspended, "suspended"),
     (Fault::CountsARestartRequest, "granted"),
     (Fault::RestartsByRequestAfterAStop, "7"),
 ];

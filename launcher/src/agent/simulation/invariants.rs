@@ -184,8 +184,9 @@ pub(super) static INVARIANTS: [Invariant; 18] = [
     },
     Invariant {
         number: "suspended",
-        description: "A suspended job does nothing until it goes on, is told to stop or its time limit is over, but its \
-                workers are killed before the other nodes start their round again (`state/suspend.rs`).",
+        description: "A suspended job does nothing until it goes on, is told to stop or its time limit is over. It refuses \
+                a restart at once. Its workers are killed before the other nodes start their round again \
+                (`state/suspend.rs`).",
         of: Of::Silence,
         holds: suspension_is_kept,
     },

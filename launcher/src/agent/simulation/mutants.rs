@@ -87,6 +87,9 @@ impl Mutant {
             }
             (fault, _, Input::StopRequested { .. }) if self.ignores_in_shutdown(fault) => Vec::new(),
             (Fault::IgnoresARestartRequest, _, Input::RestartRequested) => Vec::new(),
+            (Fault::RestartsWhileSuspended, _, Input::RestartRequested) if self.real.is_suspended() => {
+                vec![Input::ResumeRequested, Input::RestartRequested]
+            }
             (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, is_second: true }]
             }

@@ -310,11 +310,12 @@ impl Oracle {
         }
     }
 
-    /// A request counts while workers run that no event has ended or may have ended.
+    /// A request counts while workers run that no event has suspended, ended, or may have ended.
     fn record_restart_request(&mut self, node: &Node, now: Instant) {
         let runs = node.launched_workers(self.generation).any(|process| !process.is_known());
         let is_free = self.life.suspect.is_none() && self.life.swept_at.is_none();
-        let may_run = runs || self.life.start_pending || self.setup.external_worker.is_some();
+        let goes_on = self.suspended_at.is_none();
+        let may_run = goes_on && (runs || self.life.start_pending || self.setup.external_worker.is_some());
         if self.starts > 0 && !self.setup.others && may_run && is_free && self.stop_signal.is_none() {
             self.life.set_cause(Cause::Stop(StopReason::RestartRequest), now);
         }

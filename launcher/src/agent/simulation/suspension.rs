@@ -19,7 +19,7 @@ pub(super) fn suspension_is_kept(turn: &Turn<'_>) -> Verdict {
         "the time limit is over, and the job stays suspended".to_owned()
     })?;
     let is_due = match (turn.input, turn.actions) {
-        (None | Some(Input::SuspendRequested), []) => true,
+        (None | Some(Input::SuspendRequested | Input::RestartRequested), []) => true,
         (Some(Input::SuspendRequested), [action]) => matches!(action, Action::Suspend { .. }),
         (Some(Input::SuspendedTooLong), [action]) => *action == Action::KillSuspended,
         _ => false,
@@ -35,6 +35,9 @@ pub(super) fn check_waiting_inputs(queue: &VecDeque<Input>, turn: &Turn<'_>) -> 
     }
     if queue.iter().any(is_stop) {
         return Err(vec![Broken::by_number("10", "a stop waits for the end of a suspension".to_owned())]);
+    }
+    if queue.contains(&Input::RestartRequested) {
+        return Err(vec![Broken::by_number("suspended", "a restart waits for its answer".to_owned())]);
     }
     let is_cut_off = |input: &Input| matches!(input, Input::Changed(MembershipChange::CutOff { .. }));
     let spared =

@@ -16,8 +16,6 @@ use crate::spec::stop::StopReason;
 pub struct StateSummary {
     /// The phase, in the words of the control protocol.
     pub state: JobState,
-    /// The last started generation, or the next one.
-    pub generation: Generation,
     /// Restarts that were taken from the budget.
     pub restarts: RestartCount,
     /// The budget.
@@ -25,6 +23,12 @@ pub struct StateSummary {
 }
 
 impl State {
+    /// The last started generation, or the next one.
+    #[must_use]
+    pub const fn generation(&self) -> Generation {
+        self.generation
+    }
+
     /// How far the job has come on this node.
     #[must_use]
     pub const fn summary(&self) -> StateSummary {
@@ -40,12 +44,7 @@ impl State {
             JobPhase::Settling { .. } => JobState::Settling,
             JobPhase::ShuttingDown(_) | JobPhase::Finished => JobState::Ending,
         };
-        StateSummary {
-            state,
-            generation: self.generation,
-            restarts: self.job_restarts,
-            max_restarts: self.rules.max_restarts,
-        }
+        StateSummary { state, restarts: self.job_restarts, max_restarts: self.rules.max_restarts }
     }
 
     /// True if this worker was started and has not been reaped.
@@ -77,6 +76,11 @@ impl State {
         }
         if self.stopped_by.is_some() || self.time_limit_timer.has_expired() {
             return Err("the job is being stopped");
+        }
+        if self.is_suspended() {
+            return Err(
+                "the job is suspended (Ctrl-Z): `fg` in its terminal or SIGCONT to its launcher lets it go on",
+            );
         }
         match self.phase {
             JobPhase::Running { .. } => Ok(()),

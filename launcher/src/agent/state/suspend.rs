@@ -24,7 +24,7 @@ impl State {
     }
 
     /// Takes the next input to handle from the queue. While the job is suspended, inputs wait there in their
-    /// order. The suspension ends before the first one of them if the user wants it, the launcher is told to
+    /// order, but for a request to restart. The suspension ends before the first one of them if the user wants it, the launcher is told to
     /// stop, or the time limit is over.
     pub fn next_input(&self, now: Instant, inputs: &mut VecDeque<Input>) -> Option<Input> {
         let Some(suspension) = &self.suspension else { return inputs.pop_front() };
@@ -35,7 +35,12 @@ impl State {
         }
         let is_cut_off = |input: &Input| matches!(input, Input::Changed(MembershipChange::CutOff { .. }));
         let is_too_long = !suspension.is_killed && self.has_workers() && inputs.iter().any(is_cut_off);
-        is_too_long.then_some(Input::SuspendedTooLong)
+        if is_too_long {
+            return Some(Input::SuspendedTooLong);
+        }
+        // A client waits for its answer, which is a refusal now.
+        let restart = inputs.iter().position(|input| *input == Input::RestartRequested)?;
+        inputs.remove(restart)
     }
 
     pub(super) fn suspend(&mut self, now: Instant) -> Vec<Action> {

@@ -35,7 +35,7 @@ impl WorkerGroup {
             launcher_pid: launcher.as_raw(),
             program: program_name(&self.spec.entrypoint).to_string_lossy().into_owned(),
             state: summary.state,
-            generation: u64::from(summary.generation.0),
+            generation: u64::from(generation.0),
             restarts: summary.restarts.0,
             max_restarts: summary.max_restarts.0,
             nodes: round.map_or(1, |round| round.nodes.get()),

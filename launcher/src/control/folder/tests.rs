@@ -53,11 +53,11 @@ fn job_folder_is_private_and_removed_with_its_parent() {
     }
     assert!(!folder.is_dead());
     assert_eq!(
-        (place.folders().job_folders(), place.folders().dead_folders()),
+        (place.folders().job_folders(), place.folders().dead_folders(SystemTime::now())),
         (vec![folder.clone()], vec![])
     );
     drop(listener);
-    assert_eq!(place.folders().dead_folders(), std::slice::from_ref(&folder));
+    assert_eq!(place.folders().dead_folders(SystemTime::now()), std::slice::from_ref(&folder));
     folder.remove().unwrap();
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
 }
@@ -111,6 +111,34 @@ fn foreign_entries_are_not_job_folders() {
     assert_eq!(place.folders().job_folders(), std::slice::from_ref(&folder));
     folder.remove().unwrap();
     assert!(place.0.join("rankrun/notes").exists(), "a parent with other entries stays");
+}
+
+/// An agent was killed between two of its calls.
+#[test]
+fn new_folder_of_killed_agent_is_found_and_removed_when_old() {
+    let place = Place::new("abandoned");
+    let (folder, _listener) = JobFolder::make(&place.folders(), &job()).unwrap();
+    let new = place.0.join("rankrun").join(format!("{NEW_PREFIX}{}", job().0));
+    let make = || DirBuilder::new().mode(0o700).create(&new).unwrap();
+    make();
+    let paths = |now| -> Vec<PathBuf> {
+        place.folders().dead_folders(now).into_iter().map(|folder| folder.path).collect()
+    };
+    let later = SystemTime::now() + 2 * NEW_LIMIT;
+    assert_eq!((paths(SystemTime::now()), paths(later)), (vec![], vec![new.clone()]));
+    // The next job removes it, but not that of a job which is about to listen.
+    let next = || JobFolder::make(&place.folders(), &job()).unwrap().0.remove().unwrap();
+    next();
+    assert!(new.exists());
+    File::open(&new).unwrap().set_modified(SystemTime::now() - 2 * NEW_LIMIT).unwrap();
+    next();
+    assert!(!new.exists());
+    // The guard knows the job, and waits for no age.
+    make();
+    let name = new.file_name().unwrap().to_str().unwrap().strip_prefix(NEW_PREFIX).unwrap();
+    place.folders().remove_job(&JobId(name.to_owned()));
+    assert!(!new.exists());
+    folder.remove().unwrap();
 }
 
 #[test]
