@@ -45,14 +45,14 @@ impl Agent<'_> {
 
     /// Starts to write out what the workers wrote.
     pub(super) fn drain_output(&mut self) -> Option<Input> {
-        self.report_scan_error();
+        let scan_error = self.report_scan_error();
+        let launcher_error = self.state.launcher_error().map(|error| error.report.clone());
         let Some(ending) = &mut self.ending else { return Some(Input::OutputDrained) };
         let end = &ending.outcome;
         let elsewhere = final_report::remote_error_report(end, ending.rendezvous_error.as_ref());
         let launcher = self.final_report.launcher();
-        ending.own_error = self
-            .launcher_error
-            .take()
+        ending.own_error = scan_error
+            .or(launcher_error)
             .or(elsewhere)
             .or_else(|| ending.time_limit_error.as_ref().map(error_report))
             .or_else(|| {

@@ -125,7 +125,7 @@ fn failed_start_releases_external_worker() {
     let at = clock();
     let mut job = state(3, 0);
     let _ = job.handle(at(0), Input::Ready);
-    let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
+    let input = start_failed(2);
     let actions = job.handle(at(0), input);
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
     assert_eq!(released(&actions), Some((StopReason::NotStarted, None)));

@@ -2,6 +2,7 @@
 //! This module owns the types only; `state` and the loop give them meaning.
 
 mod job_event;
+pub mod launcher_error;
 pub mod rank_table;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -20,10 +21,12 @@ use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::child::PeakMemory;
 use crate::process::oom::OomEvidence;
+use crate::process::proc::ProcessScanError;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, RendezvousEnd, Round};
 use crate::spec::stop::StopReason;
 pub use job_event::JobEvent;
+use launcher_error::LauncherError;
 use rank_table::{EndedRank, RankTable};
 
 /// An event, as input of the state.
@@ -32,13 +35,20 @@ pub enum Input {
     /// Everything is ready for the first generation.
     Ready,
     /// A store or the log folder cannot be opened, so no worker can be started.
-    OpeningFailed,
+    OpeningFailed(Box<LauncherError>),
     /// Not every worker of the generation could be started; those before `failed` are running.
     StartFailed {
         /// The generation that was being started.
         generation: Generation,
         /// The first worker that was not started.
         failed: LocalRank,
+        /// Why it was not.
+        error: Box<LauncherError>,
+    },
+    /// The workers of the generation were told to stop before the first one was started.
+    StartCancelled {
+        /// The generation that was being started.
+        generation: Generation,
     },
     /// A worker was reaped by the agent.
     Exited {
@@ -147,6 +157,11 @@ pub enum Input {
     PeersLeft,
     /// A process that is not a worker was reaped.
     DescendantReaped,
+    /// The answer to [`Action::KillLeftovers`].
+    LeftoversKilled {
+        /// The processes that were there and were killed.
+        remaining: Result<Vec<Pid>, ProcessScanError>,
+    },
     /// The answer to [`Action::SweepLeftovers`].
     LeftoversSwept {
         /// What remains.
@@ -340,7 +355,7 @@ pub enum Action {
         /// The exit of the worker that failed, if one did.
         failed: Option<WorkerEnd>,
     },
-    /// Kill the processes that the workers of the ended generation left behind.
+    /// Kill the processes that the workers of the ended generation left behind, and wait for none.
     KillLeftovers {
         /// The generation that is over.
         generation: Generation,

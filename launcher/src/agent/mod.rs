@@ -44,7 +44,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank};
+use rankrun_contract::rank::{Generation, JobId};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::control::ControlSocket;
@@ -66,7 +66,6 @@ use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::logs::Drained;
 use crate::process::link::{GuardLink, ToGuard};
-use crate::process::proc::ProcessScanError;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::InheritedState;
 use crate::process::watchdog::Watchdog;
@@ -117,12 +116,11 @@ fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<Ex
         Ok(status) => {
             agent.control.close();
             agent.workers.close();
-            let is_swept = agent.scan_error.is_none();
-            return Ok(if is_swept { status } else { ExitStatus::Code(LAUNCHER_FAILED) });
+            return Ok(status);
         }
         Err(abort) => abort,
     };
-    agent.kill_leftovers();
+    agent.end_leftovers();
     agent.drain_output();
     agent.write_parent_file_now();
     agent.report_outcome();
@@ -165,9 +163,8 @@ struct Agent<'a> {
     device_check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
     progress_probe: Option<ProgressProbe>,
-    launcher_error: Option<ErrorReport>,
-    /// Why it is unknown whether a process of the job is left.
-    scan_error: Option<ProcessScanError>,
+    /// Answers to actions that were there at once.
+    answers: VecDeque<Input>,
     control: ControlSocket,
     began: Instant,
     ending: Option<Ending>,
@@ -204,8 +201,7 @@ impl<'a> Agent<'a> {
             final_report,
             device_check: None,
             progress_probe: None,
-            launcher_error: None,
-            scan_error: None,
+            answers: VecDeque::new(),
             control: ControlSocket::default(),
             began: Instant::now(),
             ending: None,
@@ -222,7 +218,7 @@ impl<'a> Agent<'a> {
         loop {
             // Nothing has happened before an answer that was there at once.
             while let Some(input) =
-                self.rendezvous.take_answer().or_else(|| self.state.next_input(Instant::now(), &mut inputs))
+                self.answers.pop_front().or_else(|| self.state.next_input(Instant::now(), &mut inputs))
             {
                 let generation = self.state.generation();
                 let actions = self.handle_input(input);
@@ -268,9 +264,6 @@ impl<'a> Agent<'a> {
 
     fn perform_action(&mut self, action: Action) -> Option<Input> {
         match action {
-            Action::Start { generation, .. } if self.scan_error.is_some() => {
-                return Some(Input::StartFailed { generation, failed: LocalRank(0) });
-            }
             Action::Start { generation, restart_count, round } => {
                 let rendezvous_duration = self.rendezvous.duration();
                 let joined = RoundContext { round: *round, rendezvous_duration };
@@ -295,7 +288,8 @@ impl<'a> Agent<'a> {
             }
             Action::KillLeftovers { generation } => {
                 self.workers.end_streams(generation);
-                self.kill_leftovers();
+                let killed = self.kill_leftovers();
+                self.answers.push_back(killed);
             }
             Action::ProbeDState { .. } | Action::ProbeJoined { .. } | Action::CollectRanks { .. } => {
                 return self.probe_workers(action);

@@ -104,6 +104,17 @@ pub(super) enum CheckStep {
 /// How far a stop has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopStage {
-    Asked { signal: Signal, kill_at: Instant },
-    Killed { give_up_at: Instant },
+    Asked {
+        signal: Signal,
+        kill_at: Instant,
+    },
+    Killed {
+        give_up_at: Instant,
+    },
+    /// The processes that the workers left behind were killed, and are counted again at `next_try`. Workers in `live`
+    /// have survived SIGKILL.
+    KillingLeftovers {
+        next_try: Instant,
+        give_up_at: Instant,
+    },
 }

@@ -39,16 +39,12 @@ use crate::store::StoreServer;
 pub(super) struct RendezvousHandle {
     /// `None` before it is open, and after this node has left the other nodes.
     rendezvous: Option<Rendezvous>,
-    /// The answer of a rendezvous that needs no other node.
-    answer: Option<Input>,
     /// The server of the round's training store, if it is this agent's.
     training_server: Option<Arc<StoreServer>>,
     /// When the agent last joined.
     joined_at: Instant,
     /// Why the rendezvous failed.
     error: Option<RendezvousError>,
-    /// Why the workers could not be started here.
-    start_error: Option<String>,
     /// Until when the workers may live, as the state was told last.
     kill_by: Option<Instant>,
     /// The guard's watchdog over this process.
@@ -64,11 +60,9 @@ impl RendezvousHandle {
     pub(super) fn new(spec: &LaunchSpec, watchdog: Watchdog) -> Self {
         Self {
             rendezvous: None,
-            answer: None,
             training_server: None,
             joined_at: Instant::now(),
             error: None,
-            start_error: None,
             kill_by: None,
             watchdog,
             is_watched: false,
@@ -84,17 +78,13 @@ impl RendezvousHandle {
         self.rendezvous.as_ref().and_then(Rendezvous::network)
     }
 
-    fn send(&mut self, command: RendezvousCommand, user_log: &UserLog) {
+    /// Returns the answer of a rendezvous that needs no other node.
+    fn send(&mut self, command: RendezvousCommand, user_log: &UserLog) -> Option<Input> {
         if matches!(command, RendezvousCommand::Join { .. }) {
             self.joined_at = Instant::now();
         }
         let event = self.rendezvous.as_mut().and_then(|rendezvous| rendezvous.send(command));
-        self.answer = event.and_then(|event| self.input_of(event, user_log));
-    }
-
-    /// The input that the last command was answered with at once.
-    pub(super) const fn take_answer(&mut self) -> Option<Input> {
-        self.answer.take()
+        event.and_then(|event| self.input_of(event, user_log))
     }
 
     /// How long the rendezvous of this round took.
@@ -192,11 +182,6 @@ impl RendezvousHandle {
         self.error.take()
     }
 
-    /// The workers cannot be started here. The other nodes are told when this node leaves.
-    pub(super) fn set_start_error(&mut self, error: &LaunchError) {
-        self.start_error.get_or_insert_with(|| format_chain(error));
-    }
-
     /// Readable when the rendezvous has an event.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.network().map(AsFd::as_fd)
@@ -287,7 +272,8 @@ impl Agent<'_> {
             Action::TellStop { reason } => RendezvousCommand::Stopping { why: stop_text(*reason) },
             _ => return,
         };
-        self.rendezvous.send(command, self.user_log);
+        let answer = self.rendezvous.send(command, self.user_log);
+        self.answers.extend(answer);
     }
 
     /// Tells the other nodes of the end while the last output is written.
@@ -297,11 +283,10 @@ impl Agent<'_> {
         error: Option<&RendezvousError>,
     ) -> Option<PendingShutdown> {
         let network = self.rendezvous.take_network()?;
-        if let Some(source) = self.scan_error {
-            self.rendezvous.set_start_error(&LaunchError::Unswept { source });
-        }
-        let start_error = self.rendezvous.start_error.take();
-        let own = || self.workers.launcher_failure_note(start_error?);
+        let unswept = |source| format_chain(&LaunchError::Unswept { source });
+        let start_error = self.state.launcher_error().map(|error| error.why.clone());
+        let own_error = start_error.or_else(|| self.state.scan_error().map(unswept));
+        let own = || self.workers.launcher_failure_note(own_error?);
         let shutdown = match end.peer_notice {
             PeerNotice::Succeeded => {
                 ShutdownKind::Close { succeeded: true, failure: None, rule: end.rule.clone() }

@@ -9,8 +9,8 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 /// A node with two workers, of a job of several nodes.
-pub(super) fn node(max_restarts: u32, cli_flavor: CliFlavor) -> State {
-    State::new(rules(2, max_restarts, cli_flavor))
+pub(super) fn node(max_restarts: u32, cli_flavor: CliFlavor) -> SweptState {
+    SweptState::new(rules(2, max_restarts, cli_flavor))
 }
 
 /// A round with this node as the second of two.
@@ -67,7 +67,7 @@ pub(super) fn peer_failed() -> Input {
 }
 
 /// A node with workers that run in round 0.
-pub(super) fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
+pub(super) fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> SweptState {
     let mut job = node(max_restarts, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));

@@ -114,7 +114,7 @@ enum End {
 
 #[expect(clippy::struct_excessive_bools, reason = "facts that come in any order and combination")]
 struct Node {
-    state: State,
+    state: SweptState,
     is_signalled: bool,
     end: Option<(End, u64)>,
     /// As in `rendezvous::task::member`.
@@ -363,7 +363,7 @@ fn run_history(history: &History, fault: Option<Fault>) -> Result<(), String> {
     let count = history.delays.len();
     let node = |index: usize| {
         let rules = rules(1, 3, CliFlavor::Rankrun);
-        let mut state = State::new(rules);
+        let mut state = SweptState::new(rules);
         let _ = state.handle(start, Input::Ready);
         let _ = state.handle(start, Input::Joined(round_of(0, index, count)));
         let (end, failure, told, asked, joined, restarts) = (None, None, None, None, None, None);

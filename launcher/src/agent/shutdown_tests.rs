@@ -10,7 +10,7 @@ use crate::spec::stop::{StopReason, TimeLimit};
 #[test]
 fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
     let at = clock();
-    let end_of = |job: &mut State| {
+    let end_of = |job: &mut SweptState| {
         let actions = job.handle(at(9), stop(Signal::SIGTERM, false));
         let end = end(&actions).expect("invariant 10").clone();
         assert_eq!((end.peer_notice, end.stopped_by), (PeerNotice::Left, Some(Signal::SIGTERM)));
@@ -85,7 +85,7 @@ fn local_stop_is_reported_to_peers_before_stop_signal() {
     let _ = job.handle(at(2), peer_lost());
     told(&job.handle(at(3), stop()), StopReason::Signal(Signal::SIGINT));
     let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
-    let mut job = State::new(JobRules { time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
+    let mut job = SweptState::new(JobRules { time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
     told(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
@@ -102,7 +102,7 @@ fn time_limit_ends_every_wait_for_peers() {
     let limited = || {
         let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
         let rules = JobRules { time_limit, ..rules(2, 3, CliFlavor::Rankrun) };
-        let mut job = State::new(rules);
+        let mut job = SweptState::new(rules);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(job.deadline(), None, "it runs from the first start of the workers");
         let _ = job.handle(at(100), joined(0));
@@ -201,7 +201,7 @@ fn restart_rule_of_other_node_ends_job_with_same_status() {
 fn start_failure_fails_job_and_unkillable_worker_leaves_it() {
     let at = clock();
     let mut job = running(3, &at);
-    let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
+    let nobody = start_failed(0);
     assert_eq!(end(&job.handle(at(1), nobody)).unwrap().peer_notice, PeerNotice::Failed);
 
     let mut job = running(3, &at);

@@ -87,7 +87,7 @@ fn signal_and_time_limit_do_not_wait_for_poll() {
 #[test]
 fn failure_is_sent_to_other_nodes_once_and_before_poll() {
     let at = clock();
-    let mut job = State::new(rules(2, 0, CliFlavor::Torchrun));
+    let mut job = SweptState::new(rules(2, 0, CliFlavor::Torchrun));
     let _ = job.handle(at(0), Input::Ready);
     let mut round = Round::of_one_node(
         LocalWorldSize::new(2).unwrap(),

@@ -5,12 +5,13 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Instant, SystemTime};
 
-use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+use rankrun_contract::rank::{Generation, RestartCount};
 
+use crate::agent::Agent;
 use crate::agent::message::Input;
+use crate::agent::message::launcher_error::LauncherError;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{RoundContext, StartFailed};
-use crate::agent::{Agent, error_report};
 use crate::blocking::CallProgress;
 use crate::error::LaunchError;
 
@@ -46,11 +47,7 @@ impl Agent<'_> {
                 self.rendezvous.install(rendezvous);
                 Some(Input::Ready)
             }
-            Err(error) => {
-                self.user_log.error(&error, error.hint().as_deref());
-                self.launcher_error = Some(error_report(&error));
-                Some(Input::OpeningFailed)
-            }
+            Err(error) => Some(Input::OpeningFailed(self.report_launcher_error(&error))),
         }
     }
 
@@ -65,7 +62,7 @@ impl Agent<'_> {
                 self.pending_start = Some(pending);
                 None
             }
-            Err(failed) => Some(self.start_failed(generation, &failed)),
+            Err(failed) => Some(self.start_failed(generation, failed)),
         }
     }
 
@@ -78,7 +75,7 @@ impl Agent<'_> {
         };
         let life = self.pending_start.take()?.life;
         if let Err(failed) = self.workers.start(&life, folders, SystemTime::now()) {
-            return Some(self.start_failed(life.generation, &failed));
+            return Some(self.start_failed(life.generation, failed));
         }
         self.publish_start(life.generation);
         self.open_control_socket();
@@ -93,14 +90,18 @@ impl Agent<'_> {
     pub(super) fn cancel_start(&mut self, generation: Generation) -> Option<Input> {
         let pending = self.pending_start.take_if(|pending| pending.life.generation == generation)?;
         pending.call.abandon(self.user_log);
-        Some(Input::StartFailed { generation, failed: LocalRank(0) })
+        Some(Input::StartCancelled { generation })
     }
 
-    fn start_failed(&mut self, generation: Generation, failed: &StartFailed) -> Input {
-        self.user_log.error(&failed.error, failed.error.hint().as_deref());
-        self.launcher_error = Some(error_report(&failed.error));
-        self.rendezvous.set_start_error(&failed.error);
-        Input::StartFailed { generation, failed: failed.failed_rank }
+    fn start_failed(&self, generation: Generation, failed: StartFailed) -> Input {
+        let StartFailed { failed_rank, error } = failed;
+        Input::StartFailed { generation, failed: failed_rank, error: self.report_launcher_error(&error) }
+    }
+
+    /// Shows an error of the launcher to the user; the result is for the state.
+    pub(super) fn report_launcher_error(&self, error: &LaunchError) -> Box<LauncherError> {
+        self.user_log.error(error, error.hint().as_deref());
+        Box::new(LauncherError::new(error, SystemTime::now()))
     }
 }
 

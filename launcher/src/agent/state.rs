@@ -16,6 +16,7 @@
 pub mod control;
 mod finished;
 mod grace;
+mod leftovers;
 mod limit;
 mod rank_table;
 mod rendezvous;
@@ -36,11 +37,13 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::dstate::{DStateWatch, UninterruptibleWorker};
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
+use crate::agent::message::launcher_error::LauncherError;
 use crate::agent::message::{Action, Input, JobEvent, WorkerEnd};
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::process::Exit;
+use crate::process::proc::ProcessScanError;
 use crate::rendezvous::Round;
 use crate::spec::stop::StopReason;
 
@@ -74,6 +77,10 @@ pub struct State {
     output_deadline: Option<Instant>,
     /// The status of the other nodes.
     peers: PeerStatus,
+    /// The first error of the launcher itself.
+    launcher_error: Option<LauncherError>,
+    /// Why it is unknown whether a process of the job is left.
+    scan_error: Option<ProcessScanError>,
 }
 
 impl State {
@@ -96,6 +103,8 @@ impl State {
             time_limit_timer: Timer::default(),
             output_deadline: None,
             peers: PeerStatus::default(),
+            launcher_error: None,
+            scan_error: None,
         }
     }
 
@@ -104,6 +113,18 @@ impl State {
     pub const fn with_seed(mut self, seed: u64) -> Self {
         self.history.seed = seed;
         self
+    }
+
+    /// Why this node cannot go on, if its launcher is to blame.
+    #[must_use]
+    pub const fn launcher_error(&self) -> Option<&LauncherError> {
+        self.launcher_error.as_ref()
+    }
+
+    /// Why it is unknown whether a process of the job is left.
+    #[must_use]
+    pub const fn scan_error(&self) -> Option<ProcessScanError> {
+        self.scan_error
     }
 
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
@@ -119,7 +140,10 @@ impl State {
     fn phase_deadline(&self) -> Option<Instant> {
         match &self.phase {
             JobPhase::Stopping {
-                stage: StopStage::Asked { kill_at: at, .. } | StopStage::Killed { give_up_at: at },
+                stage:
+                    StopStage::Asked { kill_at: at, .. }
+                    | StopStage::Killed { give_up_at: at }
+                    | StopStage::KillingLeftovers { next_try: at, .. },
                 ..
             } => Some(*at),
             JobPhase::Running { .. } => self.dstate_watch.as_ref().map(DStateWatch::next_poll),
@@ -157,8 +181,17 @@ impl State {
             Input::RestartRequested => self.on_restart_requested(now),
             input if matches!(self.phase, JobPhase::ShuttingDown(_)) => self.on_shutdown_input(now, &input),
             Input::Ready => self.on_ready(now),
-            Input::OpeningFailed if self.phase == JobPhase::Starting => vec![self.finish_failed(None)],
-            Input::StartFailed { generation, failed } => self.on_start_failed(now, generation, failed),
+            Input::OpeningFailed(error) if self.phase == JobPhase::Starting => {
+                self.launcher_error = Some(*error);
+                vec![self.finish_failed(None)]
+            }
+            Input::StartFailed { generation, failed, error } if generation == self.generation => {
+                self.launcher_error.get_or_insert(*error);
+                self.on_start_ended(now, failed)
+            }
+            Input::StartCancelled { generation } if generation == self.generation => {
+                self.on_start_ended(now, LocalRank(0))
+            }
             Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
             Input::ExternalWorkerStarted { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
@@ -189,13 +222,16 @@ impl State {
             Input::LostNodeFound(lost) => self.on_lost_node_answer(now, lost),
             Input::AllSucceeded => self.on_all_succeeded(),
             Input::Over(ending) => self.on_job_ended_elsewhere(now, ending),
-            Input::OpeningFailed
-            | Input::DescendantReaped
+            Input::OpeningFailed(_)
+            | Input::StartFailed { .. }
+            | Input::StartCancelled { .. }
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
             | Input::ParentFileWritten
             | Input::PeersTold { .. }
             | Input::PeersLeft => Vec::new(),
+            Input::DescendantReaped => self.retry_kill_of_leftovers(),
+            Input::LeftoversKilled { remaining } => self.on_leftovers_killed(now, remaining),
             Input::DeadlinePassed => self.on_deadline(now),
         }
     }
@@ -219,11 +255,8 @@ impl State {
         Action::Start { generation: self.generation, restart_count: self.node_restarts, round }
     }
 
-    fn on_start_failed(&mut self, now: Instant, generation: Generation, failed: LocalRank) -> Vec<Action> {
-        if generation != self.generation {
-            return Vec::new();
-        }
-        self.mark_start_failed();
+    /// The workers before `failed` run, and no other worker will be started.
+    fn on_start_ended(&mut self, now: Instant, failed: LocalRank) -> Vec<Action> {
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { mut live } | JobPhase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
@@ -231,6 +264,10 @@ impl State {
             }
             // They were told to stop during the start: the job does not wait for workers that were not
             // started.
+            phase @ JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. } => {
+                self.phase = phase;
+                Vec::new()
+            }
             JobPhase::Stopping { mut live, reason, failure, stage } => {
                 live.retain(|local_rank| *local_rank < failed);
                 if live.is_empty() {
@@ -261,6 +298,10 @@ impl State {
                 }
                 self.finished.push(now, end);
                 self.phase = JobPhase::Running { live };
+                Vec::new()
+            }
+            phase @ JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. } => {
+                self.phase = phase;
                 Vec::new()
             }
             JobPhase::Stopping { mut live, reason, mut failure, stage } => {
@@ -394,12 +435,16 @@ impl State {
                 self.phase = phase;
                 self.kill_workers(now, Some(signal))
             }
-            JobPhase::Stopping { live, failure, stage: StopStage::Killed { .. }, .. } => {
-                let local_ranks = live.into_iter().collect();
+            JobPhase::Stopping { live, reason, failure, stage: StopStage::Killed { .. } } => {
+                let local_ranks = live.iter().copied().collect();
                 let said = Action::Emit(JobEvent::CannotEnd { local_ranks });
-                let (failure, ended) = self.settle_failure(failure);
-                let end = self.end_without_restart(now, failure);
-                [said].into_iter().chain(ended).chain(end).collect()
+                let (failure, settled) = self.settle_failure(failure);
+                let kill = self.kill_leftovers(now, live, reason, failure);
+                [said, kill].into_iter().chain(settled).collect()
+            }
+            phase @ JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. } => {
+                self.phase = phase;
+                self.retry_kill_of_leftovers()
             }
             JobPhase::Running { live } => {
                 let local_ranks = self.without_external_worker(&live);

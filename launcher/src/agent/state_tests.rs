@@ -12,7 +12,9 @@ use super::*;
 use crate::agent::failure::{ErrorFileInfo, LostPeer};
 use crate::agent::message::JobOutcome;
 use crate::agent::rules::Interrupt;
+use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::process::proc::ProcessScanError;
 use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
@@ -29,6 +31,8 @@ mod failure_origin;
 mod finished_tests;
 #[path = "grace_tests.rs"]
 mod grace_tests;
+#[path = "leftovers_tests.rs"]
+mod leftovers_tests;
 #[path = "limit_tests.rs"]
 mod limits;
 #[path = "rank_table_tests.rs"]
@@ -52,34 +56,67 @@ mod windows;
 
 const GRACE: Duration = Duration::from_secs(30);
 
+/// A state whose workers leave no process behind, unless a test says so.
+#[derive(Debug)]
+struct SweptState {
+    state: State,
+    leaves_processes: bool,
+}
+
+impl SweptState {
+    fn new(rules: JobRules) -> Self {
+        Self { state: State::new(rules), leaves_processes: false }
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        let mut actions = self.state.handle(now, input);
+        let kills = |action: &Action| matches!(action, Action::KillLeftovers { .. });
+        if !self.leaves_processes && actions.iter().any(kills) {
+            actions.extend(self.state.handle(now, leftovers_killed(&[])));
+        }
+        actions
+    }
+}
+
+impl Deref for SweptState {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for SweptState {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
 /// The state of a job of one node. Its rendezvous answers at once; the tests see the other actions.
 #[derive(Debug)]
 struct LocalJob {
-    state: State,
+    state: SweptState,
     rounds: u64,
 }
 
 impl LocalJob {
     fn new(rules: JobRules) -> Self {
-        Self { state: State::new(rules), rounds: 0 }
+        Self { state: SweptState::new(rules), rounds: 0 }
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        let mut actions = Vec::new();
+        let (mut actions, mut answers) = (Vec::new(), Vec::new());
         for action in self.state.handle(now, input) {
-            let answer = match action {
-                Action::Join { workers } => Input::Joined(self.next_round(workers)),
-                Action::FindLostNode => Input::LostNodeFound(None),
-                Action::TellSuccess => Input::AllSucceeded,
-                Action::TellFailure { .. } | Action::TellStop { .. } => continue,
-                action => {
-                    actions.push(action);
-                    continue;
-                }
-            };
-            actions.extend(self.handle(now, answer));
+            match action {
+                Action::Join { workers } => answers.push(Input::Joined(self.next_round(workers))),
+                Action::FindLostNode => answers.push(Input::LostNodeFound(None)),
+                Action::TellSuccess => answers.push(Input::AllSucceeded),
+                Action::TellFailure { .. } | Action::TellStop { .. } => {}
+                action => actions.push(action),
+            }
         }
-        actions
+        let answers: Vec<Action> = answers.into_iter().flat_map(|answer| self.handle(now, answer)).collect();
+        actions.into_iter().chain(answers).collect()
     }
 
     fn next_round(&mut self, workers: LocalWorldSize) -> Box<Round> {
@@ -153,6 +190,21 @@ fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
         foreign_kill: None,
     };
     Input::Exited { generation: Generation(generation), end }
+}
+
+fn leftovers_killed(pids: &[i32]) -> Input {
+    Input::LeftoversKilled { remaining: Ok(pids.iter().copied().map(Pid::from_raw).collect()) }
+}
+
+/// The launcher's own error.
+pub(super) fn launcher_error() -> Box<LauncherError> {
+    let error = LaunchError::Unswept { source: ProcessScanError(nix::errno::Errno::EMFILE) };
+    Box::new(LauncherError::new(&error, SystemTime::UNIX_EPOCH))
+}
+
+/// The workers before `failed` run, and the others could not be started.
+fn start_failed(failed: u32) -> Input {
+    Input::StartFailed { generation: Generation(0), failed: LocalRank(failed), error: launcher_error() }
 }
 
 fn stop(signal: Signal, again: bool) -> Input {
@@ -261,7 +313,8 @@ fn job_without_its_stores_ends_before_any_start() {
     let at = clock();
     for flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         let mut job = new_job(2, 3, flavor);
-        let actions = handle_and_drain(|input| job.handle(at(0), input), Input::OpeningFailed);
+        let actions =
+            handle_and_drain(|input| job.handle(at(0), input), Input::OpeningFailed(launcher_error()));
         assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
         assert_eq!((started(&actions), job.handle(at(1), Input::Ready)), (None, Vec::new()));
     }
@@ -339,7 +392,7 @@ fn partly_failed_start_stops_started_workers() {
     let at = clock();
     let mut job = new_job(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
-    let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
+    let input = start_failed(2);
     assert_eq!(signals(&job.handle(at(0), input)), [(vec![0, 1], Signal::SIGTERM)]);
     let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
     let actions = job.handle(at(1), exited(0, 1, killed_by(15)));
@@ -358,7 +411,7 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
             let _ = job.handle(at(0), stop(Signal::SIGINT, true));
         }
         let deadline = job.deadline();
-        let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(1) };
+        let input = start_failed(1);
         assert_eq!(job.handle(at(1), input), [], "they were told; invariants 4 and 5");
         assert_eq!(job.deadline(), deadline);
         let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
@@ -367,7 +420,7 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
     let mut job = new_job(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), stop(Signal::SIGINT, false));
-    let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
+    let nobody = start_failed(0);
     assert!(end(&job.handle(at(0), nobody)).is_some());
 }
 

@@ -3,12 +3,16 @@
 
 use nix::sys::signal::Signal;
 
+use rankrun_contract::report::ErrorReport;
+
+use crate::agent::Agent;
 use crate::agent::leftovers::LeftoverStep;
-use crate::agent::message::SweepResult;
-use crate::agent::{Agent, error_report};
+use crate::agent::message::{Input, SweepResult};
 use crate::error::LaunchError;
-use crate::process::descendants::{FoundProcess, KillScope, kill_descendants, leftover_processes};
-use crate::reporter::leftovers as messages;
+use crate::process::descendants::{
+    FoundProcess, KillScope, kill_descendants, kill_present_descendants, leftover_processes,
+};
+use crate::reporter::{job_event_text, leftovers as messages};
 
 impl Agent<'_> {
     /// Lists the remaining processes, and does this step to them.
@@ -48,26 +52,27 @@ impl Agent<'_> {
         }
     }
 
-    /// Kills all remaining processes of the job. If they cannot be listed, the job neither goes on nor
-    /// succeeds.
-    pub(super) fn kill_leftovers(&mut self) {
+    /// Kills all processes of the job that are left, and waits for none.
+    pub(super) fn kill_leftovers(&mut self) -> Input {
+        // The last worker was reaped before.
+        let _ = self.workers.reap();
+        Input::LeftoversKilled { remaining: kill_present_descendants() }
+    }
+
+    /// The same, and waits for their end: the loop has ended, so no signal waits.
+    pub(super) fn end_leftovers(&self) {
         match kill_descendants(&KillScope::All) {
-            Ok(remaining) => {
-                for pid in remaining {
-                    tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
-                }
-                self.scan_error = None;
+            Ok(remaining) if remaining.is_empty() => {}
+            Ok(remaining) => self.user_log.print_line(&job_event_text::surviving_leftovers(&remaining)),
+            Err(source) => {
+                self.report_launcher_error(&LaunchError::Unswept { source });
             }
-            Err(source) => self.scan_error = Some(source),
         }
     }
 
     /// Reports that processes of the job may be left, if so.
-    pub(super) fn report_scan_error(&mut self) -> bool {
-        let Some(source) = self.scan_error else { return false };
-        let error = LaunchError::Unswept { source };
-        self.user_log.error(&error, error.hint().as_deref());
-        self.launcher_error = Some(error_report(&error));
-        true
+    pub(super) fn report_scan_error(&self) -> Option<ErrorReport> {
+        let source = self.state.scan_error()?;
+        Some(self.report_launcher_error(&LaunchError::Unswept { source }).report)
     }
 }

@@ -246,7 +246,7 @@ fn backoff_doubles_up_to_cap_and_resets_after_long_run() {
         Backoff { delay: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(5), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
     let (waits, _, job) = restart_delays(policy.clone(), 5, &[0; 9]);
-    assert_eq!((waits, job.state.phase), (vec![1, 2, 4, 5, 5], JobPhase::Finished), "invariant 6");
+    assert_eq!((waits, job.state.state.phase), (vec![1, 2, 4, 5, 5], JobPhase::Finished), "invariant 6");
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..policy };
     let (waits, _, job) = restart_delays(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
     assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "a long run resets the backoff");
@@ -261,7 +261,7 @@ fn restart_window_counts_only_restarts_within_it() {
     assert!(job.is_running(), "the restarts of an hour ago are over");
     assert_eq!(counts, [0, 1, 2, 3, 4].map(RestartCount), "the workers' counter counts all, as torch's");
     let (_, counts, job) = restart_delays(policy, 2, &[0, 1_000, 2_599]);
-    assert_eq!((counts.len(), job.state.phase), (3, JobPhase::Finished), "invariant 6");
+    assert_eq!((counts.len(), job.state.state.phase), (3, JobPhase::Finished), "invariant 6");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn restart_delay_does_not_count_towards_window() {
     let (waits, _, job) = restart_delays(policy.clone(), 1, &[0, 100]);
     assert_eq!((waits, job.is_running()), (vec![10, 10], true));
     let (waits, _, job) = restart_delays(policy, 1, &[0, 99]);
-    assert_eq!((waits, job.state.phase), (vec![10], JobPhase::Finished), "invariant 6");
+    assert_eq!((waits, job.state.state.phase), (vec![10], JobPhase::Finished), "invariant 6");
 }
 
 #[test]

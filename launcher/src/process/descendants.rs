@@ -57,19 +57,31 @@ pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError>
     let give_up = now() + REAP_LIMIT;
     loop {
         while let Reaped::Child { .. } = wait_for_any() {}
-        let survivors = with_reserve(|| {
-            let survivors = kill_targets(scope)?;
-            survivors.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
-            Ok(survivors)
-        });
+        let survivors = kill_present(scope);
         let remaining = give_up.saturating_duration_since(now());
         if survivors.as_ref().is_ok_and(Vec::is_empty) || remaining.is_zero() {
-            return survivors.map(|survivors| survivors.into_iter().map(|found| found.pid).collect());
+            return survivors;
         }
         // Others may have freed something by then.
         let remaining = if survivors.is_ok() { remaining } else { remaining.min(WAIT_WITHOUT_SIGCHLD) };
         wait_for_child_signal(inbox.as_ref(), remaining);
     }
+}
+
+/// Kills the descendants that are there, and waits for none; returns them. The caller has reaped its children.
+///
+/// # Errors
+/// The processes cannot be listed, so it is unknown whether any is left.
+pub fn kill_present_descendants() -> Result<Vec<Pid>, ProcessScanError> {
+    kill_present(&KillScope::All)
+}
+
+fn kill_present(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
+    with_reserve(|| {
+        let present = kill_targets(scope)?;
+        present.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
+        Ok(present.into_iter().map(|found| found.pid).collect())
+    })
 }
 
 fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {

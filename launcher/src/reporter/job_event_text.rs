@@ -66,6 +66,7 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
             ranks(local_ranks),
             signal_name(libc::SIGKILL)
         ),
+        JobEvent::LeftoversSurvive { pids } => surviving_leftovers(pids),
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown
         | JobEvent::RestartRefused(_)
@@ -88,6 +89,16 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
 fn killing_text(local_ranks: &[LocalRank], ignored_signal: Option<Signal>) -> String {
     let why = if ignored_signal.is_some() { "still alive after the grace" } else { "second signal received" };
     format!("killing {}: {why}", ranks(local_ranks))
+}
+
+/// The line about processes that the workers left behind and that SIGKILL has not ended.
+#[must_use]
+pub fn surviving_leftovers(pids: &[Pid]) -> String {
+    let named: Vec<String> = pids.iter().map(|pid| format!("pid {pid}")).collect();
+    format!(
+        "{} survived SIGKILL, probably stuck in the kernel: a worker had left that behind",
+        named.join(", ")
+    )
 }
 
 fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {

@@ -170,6 +170,7 @@ pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
             .filter_map(|rank| group.pids.get(rank))
             .map(|pid| dstate_worker_line(*pid))
             .collect(),
+        JobEvent::LeftoversSurvive { pids } => warning(Some(job_event_text::surviving_leftovers(pids))),
         // A job under this name has no control socket.
         JobEvent::RestartRequested { .. } | JobEvent::RestartedByRequest => Vec::new(),
         JobEvent::Restarting { used } => vec![restarting(used.0, group)],

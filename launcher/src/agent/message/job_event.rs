@@ -158,6 +158,11 @@ pub enum JobEvent {
         /// The workers that are still there.
         local_ranks: Vec<LocalRank>,
     },
+    /// Processes that the workers left behind are still there after SIGKILL.
+    LeftoversSurvive {
+        /// The processes that are still there.
+        pids: Vec<Pid>,
+    },
     /// The health check of the devices takes more than two seconds.
     CheckingDevices,
     /// The health check could not examine every device.
@@ -228,6 +233,7 @@ impl JobEvent {
             Self::RankTable(_) => "rank_table",
             Self::Killing { .. } => "killing",
             Self::CannotEnd { .. } => "workers_survive_kill",
+            Self::LeftoversSurvive { .. } => "leftovers_survive_kill",
             Self::CheckingDevices => "checking_devices",
             Self::DevicesUnchecked { .. } => "devices_unchecked",
             Self::DeviceWarning(_) => "device_warning",

@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
+use super::super::tests::launcher_error;
 use super::mutants::Machine;
 use super::node::Leftover;
 use super::oracle::Question;
@@ -52,11 +53,12 @@ impl<M: Machine> World<'_, M> {
                 }
             }
             Action::FindLostNode => self.ask(Question::LostNode),
-            Action::TellFailure { .. }
+            // `handle_with_sweep` has answered it.
+            Action::KillLeftovers { .. }
+            | Action::TellFailure { .. }
             | Action::TellStop { .. }
             | Action::ForwardSignal { .. }
             | Action::ReleaseExternalWorker { .. }
-            | Action::KillLeftovers { .. }
             | Action::Emit(_)
             | Action::Notify(_)
             | Action::ReportOutcome
@@ -146,7 +148,11 @@ impl<M: Machine> World<'_, M> {
             self.node.spawn(generation, local_rank, false);
         }
         if self.setup.start_fails.is_some_and(|(at, _)| at == generation.0) {
-            self.queue.push_back(Input::StartFailed { generation, failed: first_missing });
+            self.queue.push_back(Input::StartFailed {
+                generation,
+                failed: first_missing,
+                error: launcher_error(),
+            });
             self.oracle.life.start_pending = true;
         }
     }

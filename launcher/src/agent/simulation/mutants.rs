@@ -37,8 +37,17 @@ impl Machine for State {
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        self.handle(now, input)
+        handle_with_sweep(self, now, input)
     }
+}
+
+/// The actions of a turn in which the processes that the workers left behind end at once.
+fn handle_with_sweep(state: &mut State, now: Instant, input: Input) -> Vec<Action> {
+    let mut actions = state.handle(now, input);
+    if actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })) {
+        actions.extend(state.handle(now, Input::LeftoversKilled { remaining: Ok(Vec::new()) }));
+    }
+    actions
 }
 
 /// The real machine with a fault.
@@ -408,12 +417,12 @@ impl Machine for Mutant {
         }
         let (now, heard) = (self.alter_time(now), self.alter_input(input.clone()));
         let mut actions: Vec<Action> =
-            heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
+            heard.into_iter().flat_map(|heard| handle_with_sweep(&mut self.real, now, heard)).collect();
         if self.fault == Fault::RestartsOverTheSignal && self.is_held(&actions) {
             actions.extend(self.real.handle(now + WINDOW, Input::DeadlinePassed));
         }
         if self.fault == Fault::PraisesAlone && actions.contains(&Action::TellSuccess) {
-            actions.extend(self.real.handle(now, Input::AllSucceeded));
+            actions.extend(handle_with_sweep(&mut self.real, now, Input::AllSucceeded));
         }
         self.alter_restart_request(now, &actions);
         let actions = self.alter_actions(&input, actions);

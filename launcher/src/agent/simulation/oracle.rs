@@ -188,6 +188,7 @@ impl Oracle {
     pub(super) fn is_stale(&self, input: &Input) -> bool {
         let about = match input {
             Input::StartFailed { generation, .. }
+            | Input::StartCancelled { generation }
             | Input::Exited { generation, .. }
             | Input::ExternalWorkerStarted { generation, .. }
             | Input::DStateProbed { generation, .. }
@@ -197,7 +198,8 @@ impl Oracle {
             | Input::DevicesReassigned { generation, .. }
             | Input::ProgressProbed { generation, .. } => *generation,
             Input::Ready
-            | Input::OpeningFailed
+            | Input::OpeningFailed(_)
+            | Input::LeftoversKilled { .. }
             | Input::StopRequested { .. }
             | Input::RestartRequested
             | Input::SignalForwarded { .. }

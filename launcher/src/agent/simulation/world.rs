@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
+use super::super::tests::launcher_error;
 use super::actions::missing_rank;
 use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, check_invariants};
@@ -246,7 +247,9 @@ impl<M: Machine> World<'_, M> {
                 uninterruptible: vec![UninterruptibleWorker { local_rank, pid }],
             },
             Stale::ExternalWorkerStarted => Input::ExternalWorkerStarted { generation, local_rank, pid },
-            Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
+            Stale::StartFailed => {
+                Input::StartFailed { generation, failed: LocalRank(1), error: launcher_error() }
+            }
             Stale::DevicesChecked => Input::DevicesProbed { generation, report: checkup(false) },
             Stale::Reseated => Input::DevicesReassigned { generation, result: Err("late".to_owned()) },
         });
@@ -396,7 +399,7 @@ impl<M: Machine> World<'_, M> {
         self.queue.extend([
             Input::Ready,
             Input::Exited { generation, end },
-            Input::StartFailed { generation, failed: LocalRank(MOST_WORKERS) },
+            Input::StartFailed { generation, failed: LocalRank(MOST_WORKERS), error: launcher_error() },
             Input::StopRequested { signal, is_second: true },
             Input::DeadlinePassed,
         ]);

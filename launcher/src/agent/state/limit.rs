@@ -188,7 +188,7 @@ impl State {
             JobPhase::Settling { .. } => {
                 self.time_limit_timer.has_ended_job = true;
                 self.limit_output_wait(now, StopReason::TimeLimit);
-                self.finish_failed_after_success()
+                self.finish_failed_after_success(now, StopReason::TimeLimit)
             }
             // A stop continues as it is; it can no longer end in a restart.
             phase @ (JobPhase::Starting

@@ -46,8 +46,6 @@ pub(super) struct PeerStatus {
     remote_end: Option<JobEndElsewhere>,
     /// The number of nodes in the last round, this node included; `None` before the first round.
     nodes: Option<NodeCount>,
-    /// This node could not start its workers.
-    cannot_start: bool,
 }
 
 impl PeerStatus {
@@ -110,10 +108,9 @@ impl State {
             JobPhase::Settling { .. } => {
                 self.record_peer_failure(&change);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-                let kill_leftovers = Action::KillLeftovers { generation: self.generation };
                 let early = self.finished_before_loss_event(self.peers.first_failure.as_ref());
-                let said = [kill_leftovers, Action::Emit(said)].into_iter().chain(early);
-                said.chain(self.rejoin(now)).collect()
+                let kill = self.kill_leftovers(now, BTreeSet::new(), StopReason::Membership, None);
+                [kill, Action::Emit(said)].into_iter().chain(early).collect()
             }
             phase => {
                 let is_blaming = matches!(phase, JobPhase::Blaming { .. });
@@ -316,11 +313,11 @@ impl State {
 
     /// The job does not end well although all workers of this node have succeeded: leftover processes are
     /// killed, not awaited.
-    pub(super) fn finish_failed_after_success(&mut self) -> Vec<Action> {
-        let kill_leftovers = Action::KillLeftovers { generation: self.generation };
+    pub(super) fn finish_failed_after_success(&mut self, now: Instant, reason: StopReason) -> Vec<Action> {
         let first = self.remote_end_and_cause().1;
         let early = self.finished_before_loss_event(first.as_ref());
-        [kill_leftovers].into_iter().chain(early).chain([self.finish_failed(None)]).collect()
+        let kill = self.kill_leftovers(now, BTreeSet::new(), reason, None);
+        [kill].into_iter().chain(early).collect()
     }
 
     /// The message where all workers of this node had exited with 0, and `first` lost one of them or an
@@ -378,7 +375,7 @@ impl State {
                 self.finish_as_ended_elsewhere(&failure).into_iter().collect()
             }
             JobPhase::Joining { failure, .. } => vec![self.finish_failed(failure)],
-            JobPhase::Settling { .. } => self.finish_failed_after_success(),
+            JobPhase::Settling { .. } => self.finish_failed_after_success(now, StopReason::EndedElsewhere),
             JobPhase::Starting | JobPhase::ShuttingDown(_) | JobPhase::Finished => {
                 vec![self.finish_failed(None)]
             }
@@ -409,18 +406,15 @@ impl State {
     /// What the other nodes are told when this node ends badly. A node that leaves does not close the job:
     /// the others may go on.
     pub(super) const fn peer_notice(&self, failure: Option<&Failure>) -> PeerNotice {
+        let has_own_error = self.launcher_error.is_some() || self.scan_error.is_some();
         let is_explained = self.stopped_by.is_some()
             || self.time_limit_timer.has_ended_job()
             || self.peers.remote_end.is_some();
-        if !is_explained && (failure.is_some() || self.peers.cannot_start) {
+        if !is_explained && (failure.is_some() || has_own_error) {
             PeerNotice::Failed
         } else {
             PeerNotice::Left
         }
-    }
-
-    pub(super) const fn mark_start_failed(&mut self) {
-        self.peers.cannot_start = true;
     }
 
     /// Before the first start a stop has another exit status (contract 3.3).

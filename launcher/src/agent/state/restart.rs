@@ -2,6 +2,7 @@
 //! restart, perhaps after a wait, or the end. `policy` decides on the restart, once for each failure: a later
 //! check may only forbid what it granted. Pure.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
@@ -31,8 +32,19 @@ impl State {
         failure: Option<Failure>,
     ) -> Vec<Action> {
         self.history.record_last_reap(now);
-        let (failure, mut actions) = self.settle_failure(failure);
-        actions.extend(match (failure, reason) {
+        let (failure, settled) = self.settle_failure(failure);
+        let kill = self.kill_leftovers(now, BTreeSet::new(), reason, failure);
+        [kill].into_iter().chain(settled).collect()
+    }
+
+    /// No process of the generation is left.
+    pub(super) fn on_generation_ended(
+        &mut self,
+        now: Instant,
+        reason: StopReason,
+        failure: Option<Failure>,
+    ) -> Vec<Action> {
+        match (failure, reason) {
             (Some(failure), _) => match self.resolve_peer_cause(now, &failure) {
                 Some(actions) => actions,
                 None => self.check_devices_or_decide(now, failure),
@@ -40,8 +52,7 @@ impl State {
             (None, StopReason::Membership) => self.rejoin(now),
             (None, StopReason::RestartRequest) => self.restart_by_request(now),
             (None, _) => vec![self.finish_failed(None)],
-        });
-        actions
+        }
     }
 
     pub(super) fn check_devices_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
@@ -59,7 +70,7 @@ impl State {
 
     /// Settles the cause of a failure, once no worker is left that could add evidence.
     pub(super) fn settle_failure(&self, failure: Option<Failure>) -> (Option<Failure>, Vec<Action>) {
-        let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
+        let mut actions = Vec::new();
         let Some(failure) = failure else { return (None, actions) };
         let reported_rank = failure.first.local_rank;
         let failure = failure.settle();

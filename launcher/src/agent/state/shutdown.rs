@@ -109,6 +109,10 @@ impl State {
                 // Without a list there is nothing to wait for.
                 shutdown.signal = None;
                 actions.push(Action::KillLeftovers { generation: self.generation });
+                false
+            }
+            Input::LeftoversKilled { remaining } => {
+                self.scan_error = remaining.as_ref().err().copied();
                 true
             }
             _ => false,
@@ -199,6 +203,7 @@ impl State {
     fn exit(&mut self, shutdown: &Shutdown) -> Action {
         self.phase = JobPhase::Finished;
         let status = match (shutdown.signal, self.rules.cli_flavor) {
+            _ if self.scan_error.is_some() => ExitStatus::Code(LAUNCHER_FAILED),
             (Some(signal), CliFlavor::Rankrun) if shutdown.status == ExitStatus::SUCCESS => {
                 ExitStatus::of_signal(signal as i32)
             }

@@ -58,7 +58,15 @@ impl State {
             }
             JobPhase::Settling { .. } => {
                 let said = self.stopping_event(now, signal, &BTreeSet::new());
-                [said].into_iter().chain(self.finish_failed_after_success()).collect()
+                [said]
+                    .into_iter()
+                    .chain(self.finish_failed_after_success(now, StopReason::Signal(signal)))
+                    .collect()
+            }
+            phase @ JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. } => {
+                self.phase = phase;
+                self.limit_leftover_wait(now, StopReason::Signal(signal), again);
+                if again { self.retry_kill_of_leftovers() } else { Vec::new() }
             }
             phase @ (JobPhase::Stopping { stage: StopStage::Killed { .. }, .. }
             | JobPhase::ShuttingDown(_)
@@ -116,7 +124,10 @@ impl State {
                     signal,
                 }]
             }
-            JobPhase::Stopping { stage: StopStage::Killed { .. }, .. }
+            JobPhase::Stopping {
+                stage: StopStage::Killed { .. } | StopStage::KillingLeftovers { .. },
+                ..
+            }
             | JobPhase::Starting
             | JobPhase::Joining { .. }
             | JobPhase::Blaming { .. }
