@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
 use rankrun_contract::rank::{Generation, LocalRank};
@@ -36,8 +35,6 @@ pub(super) struct ControlSocket {
     socket: SocketState,
     /// For the folder of the socket.
     files: FileCalls,
-    /// A client has asked for a stop: the next such request kills.
-    has_stop_request: bool,
     /// Each belongs to an [`Input::RestartRequested`] that the state has not seen.
     restart_requests: VecDeque<RestartRequest>,
 }
@@ -155,9 +152,7 @@ impl Agent<'_> {
             ControlRequest::Stop { client, reply } => {
                 self.accept(reply);
                 self.user_log.print_line(&format!("`rankrun stop`{} asks for a stop", by_pid(client)));
-                // A first signal and a first request are one stop: Kubernetes sends SIGTERM after a `preStop` hook.
-                let is_second = std::mem::replace(&mut self.control.has_stop_request, true);
-                Some(Input::StopRequested { signal: Signal::SIGTERM, is_second })
+                Some(self.state.stop_by_client())
             }
             ControlRequest::Restart { client, reply } => {
                 self.control.restart_requests.push_back(RestartRequest { client, reply });

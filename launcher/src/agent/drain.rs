@@ -12,13 +12,12 @@ use crate::agent::message::{Input, JobOutcome};
 use crate::agent::{Agent, FLUSH_TIMEOUT, error_report, final_report};
 use crate::error::LaunchError;
 use crate::logs::Drained;
-use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::RendezvousEnd;
 use crate::reporter::parent_file;
 
 /// The outcome of the job, until it is reported.
 pub(super) struct Ending {
     pub(super) outcome: JobOutcome,
-    rendezvous_error: Option<RendezvousError>,
     time_limit_error: Option<LaunchError>,
     /// The launcher's own error, for the process that started it.
     pub(super) own_error: Option<ErrorReport>,
@@ -35,11 +34,10 @@ impl Agent<'_> {
         if let Some(pending) = self.pending_start.take() {
             pending.call.abandon(self.user_log);
         }
-        let rendezvous_error = self.rendezvous.take_error();
-        self.departure = self.leave(&outcome, rendezvous_error.as_ref());
+        self.departure = self.leave(&outcome);
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
         let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
-        self.ending = Some(Ending { outcome, rendezvous_error, time_limit_error, own_error: None });
+        self.ending = Some(Ending { outcome, time_limit_error, own_error: None });
         self.departure.as_ref().map(|departure| Input::PeersTold { until: departure.until })
     }
 
@@ -49,7 +47,7 @@ impl Agent<'_> {
         let launcher_error = self.state.launcher_error().map(|error| error.report.clone());
         let Some(ending) = &mut self.ending else { return Some(Input::OutputDrained) };
         let end = &ending.outcome;
-        let elsewhere = final_report::remote_error_report(end, ending.rendezvous_error.as_ref());
+        let elsewhere = final_report::remote_error_report(end);
         let launcher = self.final_report.launcher();
         ending.own_error = scan_error
             .or(launcher_error)
@@ -82,12 +80,12 @@ impl Agent<'_> {
         if let Some(file) = self.parent_file.take() {
             file.call.abandon(self.user_log);
         }
-        let Some(Ending { outcome, rendezvous_error, time_limit_error, .. }) = self.ending.take() else {
+        let Some(Ending { outcome, time_limit_error, .. }) = self.ending.take() else {
             return;
         };
         let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
-        if let Some(error) = rendezvous_error {
-            self.user_log.error(&error, error.hint());
+        if let Some(RendezvousEnd::Failed { error, .. }) = &outcome.remote_end {
+            self.user_log.error(&**error, error.hint());
         }
         if let Some(error) = time_limit_error {
             self.user_log.error(&error, error.hint().as_deref());

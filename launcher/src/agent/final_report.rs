@@ -16,7 +16,6 @@ use crate::agent::parent_error_file::ParentErrorFile;
 use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::{FailureNote, RendezvousEnd};
 use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::user_log::UserLog;
@@ -161,18 +160,17 @@ fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, user_log: 
 }
 
 /// The error of this node, where the job ended elsewhere.
-pub(super) fn remote_error_report(
-    outcome: &JobOutcome,
-    failed: Option<&RendezvousError>,
-) -> Option<ErrorReport> {
+pub(super) fn remote_error_report(outcome: &JobOutcome) -> Option<ErrorReport> {
     // A failure of this node's own workers is reported by the workers.
     let ending = outcome.remote_end.as_ref().filter(|_| outcome.failure.is_none())?;
     let now = SystemTime::now();
-    match (failed, &outcome.first_cause, ending) {
-        (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
-        (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
-        (None, None, RendezvousEnd::NotNeeded) => None,
-        (None, None, RendezvousEnd::ByRule { rule, .. }) if rule.is_success() => None,
-        (None, None, ending) => Some(parent_file::of_text(&nodes::remote_end_text(ending), now)),
+    match (&outcome.first_cause, ending) {
+        (_, RendezvousEnd::Failed { error, .. }) => {
+            Some(parent_file::of_error("RendezvousError", &**error, now))
+        }
+        (Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
+        (None, RendezvousEnd::NotNeeded) => None,
+        (None, RendezvousEnd::ByRule { rule, .. }) if rule.is_success() => None,
+        (None, ending) => Some(parent_file::of_text(&nodes::remote_end_text(ending), now)),
     }
 }

@@ -28,7 +28,11 @@ impl Agent<'_> {
                 && signal != Signal::SIGWINCH
             {
                 // A signal sent to the agent itself counts, but never as the second one.
-                self.push_signal(signal, false, inputs);
+                if self.handled_signals.is_stop_signal(signal as i32) {
+                    inputs.push_back(Input::StopRequested { signal, is_second: false });
+                } else {
+                    self.push_passed_signal(signal, inputs);
+                }
             }
         }
         self.read_guard_messages(inputs)?;
@@ -55,10 +59,11 @@ impl Agent<'_> {
         inputs.extend(self.rendezvous.receive_inputs(self.user_log));
         if self.state.has_workers() {
             // Before the exits: the workers that were killed are not the first failure.
-            if let Some(killed) = self.rendezvous.killed() {
+            let killed_for = self.rendezvous.take_killed_deadline();
+            if let Some(killed) = killed_for.and_then(|kill_by| self.state.workers_killed_by_guard(kill_by)) {
                 inputs.push_front(killed);
             }
-            inputs.extend(self.rendezvous.cut_off(Instant::now(), self.state.is_suspended()));
+            inputs.extend(self.state.check_lease(Instant::now(), self.rendezvous.lease_deadlines()));
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
@@ -101,11 +106,8 @@ impl Agent<'_> {
         }));
     }
 
-    fn push_signal(&self, signal: Signal, is_second: bool, inputs: &mut VecDeque<Input>) {
-        if self.handled_signals.is_stop_signal(signal as i32) {
-            inputs.push_back(Input::StopRequested { signal, is_second });
-            return;
-        }
+    /// A signal for the workers.
+    fn push_passed_signal(&self, signal: Signal, inputs: &mut VecDeque<Input>) {
         let input = Input::SignalForwarded { signal };
         // As for a stopped process, many signals of a kind are one.
         if !self.state.is_suspended() || !inputs.contains(&input) {
@@ -117,13 +119,14 @@ impl Agent<'_> {
         loop {
             match self.link.receive_from_guard() {
                 LinkMessage::Message(ToAgent::Signal(number)) => {
-                    let is_second = self.has_stop_signal;
-                    if self.handled_signals.is_stop_signal(number) {
+                    let is_stop = self.handled_signals.is_stop_signal(number);
+                    if is_stop {
                         self.link.send_to_guard(ToGuard::Handled).map_err(|_| AgentAbort::GuardGone)?;
-                        self.has_stop_signal = true;
                     }
-                    if let Ok(signal) = Signal::try_from(number) {
-                        self.push_signal(signal, is_second, inputs);
+                    match Signal::try_from(number) {
+                        Ok(signal) if is_stop => inputs.push_back(self.state.stop_by_guard(signal)),
+                        Ok(signal) => self.push_passed_signal(signal, inputs),
+                        Err(_) => {}
                     }
                 }
                 LinkMessage::Message(ToAgent::Resized) => self.workers.resize_console(),

@@ -156,8 +156,6 @@ struct Agent<'a> {
     link: &'a GuardLink,
     inbox: SignalInbox,
     handled_signals: HandledSignals,
-    /// A stop signal from the guard was handled: the next one kills.
-    has_stop_signal: bool,
     final_report: FinalReport,
     /// The health check of the devices, once a generation has failed.
     device_check: Option<DeviceCheckRun>,
@@ -197,7 +195,6 @@ impl<'a> Agent<'a> {
             link,
             inbox,
             handled_signals: handled,
-            has_stop_signal: false,
             final_report,
             device_check: None,
             progress_probe: None,
@@ -242,8 +239,7 @@ impl<'a> Agent<'a> {
             readers.extend(self.departure.iter().map(PendingShutdown::as_fd));
             let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
-            let lease_deadline = self.rendezvous.deadline(self.state.is_suspended());
-            let lease_deadline = lease_deadline.filter(|_| self.state.has_workers());
+            let lease_deadline = self.state.lease_deadline(self.rendezvous.lease_deadlines());
             let deadlines = [self.state.deadline(), check_deadline, lease_deadline];
             let deadlines = deadlines.into_iter().flatten().chain(self.call_deadlines());
             wait_for_inputs(&readers, deadlines.min())?;

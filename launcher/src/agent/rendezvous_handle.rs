@@ -22,11 +22,9 @@ use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
 use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
-use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::task::{LeaseDeadlines, NetworkRendezvous, Setup};
 use crate::rendezvous::{
-    FailureNote, MembershipChange, Rendezvous, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round,
-    ShutdownKind,
+    FailureNote, Rendezvous, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind,
 };
 use crate::reporter::nodes;
 use crate::reporter::user_log::UserLog;
@@ -43,10 +41,6 @@ pub(super) struct RendezvousHandle {
     training_server: Option<Arc<StoreServer>>,
     /// When the agent last joined.
     joined_at: Instant,
-    /// Why the rendezvous failed.
-    error: Option<RendezvousError>,
-    /// Until when the workers may live, as the state was told last.
-    kill_by: Option<Instant>,
     /// The guard's watchdog over this process.
     watchdog: Watchdog,
     /// The guard was told that workers may run.
@@ -62,8 +56,6 @@ impl RendezvousHandle {
             rendezvous: None,
             training_server: None,
             joined_at: Instant::now(),
-            error: None,
-            kill_by: None,
             watchdog,
             is_watched: false,
             is_many: spec.rendezvous.nodes().max > NodeCount::ONE,
@@ -132,33 +124,20 @@ impl RendezvousHandle {
             }
             RendezvousEvent::Over(end) => Input::Over(end),
             RendezvousEvent::Failed(error) => {
-                self.error.get_or_insert(error);
-                let lease = self.network().and_then(NetworkRendezvous::lease_deadlines);
-                self.kill_by = lease.map(|lease| lease.kill_by);
-                Input::Over(RendezvousEnd::Failed { kill_by: self.kill_by })
+                let kill_by = self.lease_deadlines().map(|lease| lease.kill_by);
+                Input::Over(RendezvousEnd::Failed { kill_by, error: error.into() })
             }
         })
     }
 
     /// When the workers are to be stopped unless the store answers before, and when they are to be killed.
-    fn lease_deadlines(&self) -> Option<LeaseDeadlines> {
-        self.network()?.lease_deadlines().filter(|lease| self.kill_by != Some(lease.kill_by))
+    pub(super) fn lease_deadlines(&self) -> Option<LeaseDeadlines> {
+        self.network()?.lease_deadlines()
     }
 
-    /// The same as an input, where the time has come.
-    pub(super) fn cut_off(&mut self, now: Instant, is_suspended: bool) -> Option<Input> {
-        self.deadline(is_suspended).filter(|at| *at <= now)?;
-        let kill_by = self.lease_deadlines()?.kill_by;
-        self.kill_by = Some(kill_by);
-        Some(Input::Changed(MembershipChange::CutOff { kill_by }))
-    }
-
-    /// Workers were killed while the state could not be asked. It hears of that before it hears of any exit.
-    pub(super) fn killed(&mut self) -> Option<Input> {
-        let kill_by =
-            self.watchdog.take_killed_deadline().filter(|kill_by| self.kill_by != Some(*kill_by))?;
-        self.kill_by = Some(kill_by);
-        Some(Input::Changed(MembershipChange::StoodStill))
+    /// The end of the lease for which the guard has killed the workers, as this process could not.
+    pub(super) fn take_killed_deadline(&self) -> Option<Instant> {
+        self.watchdog.take_killed_deadline()
     }
 
     /// Whether there may be workers, which the guard is to end if this process cannot.
@@ -169,17 +148,6 @@ impl RendezvousHandle {
         {
             network.set_watchdog(is_watched.then(|| self.watchdog.clone()));
         }
-    }
-
-    /// When that is to be asked next. Suspended workers cannot stop by themselves: they are killed at the end.
-    pub(super) fn deadline(&self, is_suspended: bool) -> Option<Instant> {
-        let lease = self.lease_deadlines()?;
-        if is_suspended { self.is_many.then_some(lease.kill_by) } else { Some(lease.stop_at) }
-    }
-
-    /// Why the rendezvous failed, if it did.
-    pub(super) const fn take_error(&mut self) -> Option<RendezvousError> {
-        self.error.take()
     }
 
     /// Readable when the rendezvous has an event.
@@ -277,11 +245,7 @@ impl Agent<'_> {
     }
 
     /// Tells the other nodes of the end while the last output is written.
-    pub(super) fn leave(
-        &mut self,
-        end: &JobOutcome,
-        error: Option<&RendezvousError>,
-    ) -> Option<PendingShutdown> {
+    pub(super) fn leave(&mut self, end: &JobOutcome) -> Option<PendingShutdown> {
         let network = self.rendezvous.take_network()?;
         let unswept = |source| format_chain(&LaunchError::Unswept { source });
         let start_error = self.state.launcher_error().map(|error| error.why.clone());
@@ -295,7 +259,7 @@ impl Agent<'_> {
                 let failure = self.own_failure(end).or_else(own);
                 ShutdownKind::Close { succeeded: false, failure, rule: end.rule.clone() }
             }
-            PeerNotice::Left => ShutdownKind::Leave { why: why(end, error) },
+            PeerNotice::Left => ShutdownKind::Leave { why: why(end) },
         };
         let pending = PendingShutdown::start(network, end.peer_notice, shutdown);
         pending.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
@@ -318,13 +282,13 @@ const fn limit_of(notice: PeerNotice) -> Duration {
     }
 }
 
-fn why(end: &JobOutcome, error: Option<&RendezvousError>) -> String {
-    match (end.stopped_by, end.time_limit, error, &end.remote_end) {
+fn why(end: &JobOutcome) -> String {
+    match (end.stopped_by, end.time_limit, &end.remote_end) {
         (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
-        (None, Some(_), ..) => stop_text(StopReason::TimeLimit),
-        (None, None, Some(error), _) => format_chain(error),
-        (None, None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
-        (None, None, None, None) => stop_text(StopReason::Membership),
+        (None, Some(_), _) => stop_text(StopReason::TimeLimit),
+        (None, None, Some(RendezvousEnd::Failed { error, .. })) => format_chain(&**error),
+        (None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
+        (None, None, None) => stop_text(StopReason::Membership),
     }
 }
 

@@ -156,7 +156,9 @@ fn cut_off_node_kills_workers_in_time_during_any_stop() {
 #[test]
 fn failed_rendezvous_kills_workers_before_lease_expires() {
     let at = clock();
-    let over = |seconds| Input::Over(RendezvousEnd::Failed { kill_by: Some(at(seconds)) });
+    let over = |seconds| {
+        Input::Over(RendezvousEnd::Failed { kill_by: Some(at(seconds)), error: rendezvous_failure() })
+    };
     let mut job = running(3, &at);
     assert_eq!(signals(&job.handle(at(2), over(4))), [(vec![0, 1], Signal::SIGTERM)]);
     assert_eq!(job.deadline(), Some(at(4)));

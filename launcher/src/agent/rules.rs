@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, RestartCount};
 
 use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
@@ -37,6 +37,8 @@ pub struct JobRules {
     pub(super) unhealthy: Option<Unhealthy>,
     /// The external worker: the job waits for it, but never signals it.
     pub(super) external_worker: Option<LocalRank>,
+    /// Other nodes may be in the job, and go on without this one.
+    pub(super) may_have_peers: bool,
 }
 
 /// Whether SIGINT is among the signals to handle.
@@ -67,6 +69,7 @@ impl JobRules {
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check().filter(|_| has_devices),
             external_worker: spec.external_worker,
+            may_have_peers: spec.rendezvous.nodes().max > NodeCount::ONE,
         }
     }
 

@@ -16,6 +16,7 @@
 pub mod control;
 mod finished;
 mod grace;
+mod lease;
 mod leftovers;
 mod limit;
 mod rank_table;
@@ -61,6 +62,10 @@ pub struct State {
     /// Under the name rankrun restarts of all nodes, which share one budget; else of this node.
     job_restarts: RestartCount,
     stopped_by: Option<Signal>,
+    /// The guard has passed on a stop signal: the next one is the second.
+    has_guard_stop: bool,
+    /// A client has asked for a stop: the next such request is the second one.
+    has_client_stop: bool,
     /// The stop signals that this generation got.
     sent_signals: Vec<Signal>,
     phase: JobPhase,
@@ -93,6 +98,8 @@ impl State {
             node_restarts: RestartCount(0),
             job_restarts: RestartCount(0),
             stopped_by: None,
+            has_guard_stop: false,
+            has_client_stop: false,
             sent_signals: Vec::new(),
             phase: JobPhase::Starting,
             suspension: None,

@@ -15,6 +15,8 @@ use crate::agent::rules::Interrupt;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::proc::ProcessScanError;
+use crate::rendezvous::RendezvousFailure;
+use crate::rendezvous::error::RendezvousError;
 use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
@@ -31,6 +33,8 @@ mod failure_origin;
 mod finished_tests;
 #[path = "grace_tests.rs"]
 mod grace_tests;
+#[path = "lease_tests.rs"]
+mod lease_tests;
 #[path = "leftovers_tests.rs"]
 mod leftovers_tests;
 #[path = "limit_tests.rs"]
@@ -170,6 +174,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, cli_flavor: CliFlavor) -> J
         interrupt: Interrupt::Listed,
         unhealthy: None,
         external_worker: None,
+        may_have_peers: false,
     }
 }
 
@@ -200,6 +205,12 @@ fn leftovers_killed(pids: &[i32]) -> Input {
 pub(super) fn launcher_error() -> Box<LauncherError> {
     let error = LaunchError::Unswept { source: ProcessScanError(nix::errno::Errno::EMFILE) };
     Box::new(LauncherError::new(&error, SystemTime::UNIX_EPOCH))
+}
+
+/// The error of a failed rendezvous.
+pub(super) fn rendezvous_failure() -> RendezvousFailure {
+    let source = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+    RendezvousError::System { what: "listen", source }.into()
 }
 
 /// The workers before `failed` run, and the others could not be started.

@@ -35,13 +35,14 @@ pub use membership::{LossRole, LostNode, MembershipChange};
 pub use node_name::NodeName;
 pub use note::{FailureNote, PeerLoss, WorkerFailure};
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, format_chain};
 use crate::store::StoreServer;
 use local::LocalRendezvous;
 use task::{NetworkRendezvous, Setup};
@@ -258,6 +259,32 @@ pub enum WaitReason {
     Place,
 }
 
+/// The error of a failed rendezvous. Two are equal if they read the same.
+#[derive(Debug, Clone)]
+pub struct RendezvousFailure(Arc<error::RendezvousError>);
+
+impl From<error::RendezvousError> for RendezvousFailure {
+    fn from(error: error::RendezvousError) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl Deref for RendezvousFailure {
+    type Target = error::RendezvousError;
+
+    fn deref(&self) -> &error::RendezvousError {
+        &self.0
+    }
+}
+
+impl PartialEq for RendezvousFailure {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || format_chain(&*self.0) == format_chain(&*other.0)
+    }
+}
+
+impl Eq for RendezvousFailure {}
+
 /// Why there are no more rounds for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RendezvousEnd {
@@ -276,8 +303,10 @@ pub enum RendezvousEnd {
         /// The failure that matched the rule, if the other node told it.
         failure: Option<FailureNote>,
     },
-    /// The rendezvous itself failed. The agent keeps the error of [`RendezvousEvent::Failed`] for its report.
+    /// The rendezvous itself failed.
     Failed {
+        /// Why it failed.
+        error: RendezvousFailure,
         /// Past this time the other nodes may take this node for dead while they still reach the store. No worker may
         /// then be left.
         kill_by: Option<Instant>,

@@ -138,6 +138,8 @@ impl NetworkRendezvous {
     /// Publishes how this node leaves, keeps the stores that it hosts for the others for a while, and ends the task.
     /// Returns within `limit`. A node that leaves a store without answers returns sooner: a user waits for that.
     pub fn end(self, kind: ShutdownKind, limit: Duration) {
+        // No worker is left, and the lease is not extended any more.
+        self.set_watchdog(None);
         #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
         let until = Instant::now() + limit;
         let leaves = matches!(kind, ShutdownKind::Leave { .. });

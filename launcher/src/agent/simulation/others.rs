@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
 
+use super::super::tests::rendezvous_failure;
 use super::history::Random;
 use super::invariants::{Turn, Verdict, require};
 use super::node::{Node, Process};
@@ -146,7 +147,9 @@ impl Rendezvous {
                 self.over(RendezvousEnd::ByRule { rule, failure: Some(note()) })
             }
             Elsewhere::NotNeeded => self.over(RendezvousEnd::NotNeeded),
-            Elsewhere::Fails => self.over(RendezvousEnd::Failed { kill_by: None }),
+            Elsewhere::Fails => {
+                self.over(RendezvousEnd::Failed { kill_by: None, error: rendezvous_failure() })
+            }
         }
     }
 

@@ -44,6 +44,8 @@ pub(super) struct PeerStatus {
     /// The first failure of this round, if it happened on another node.
     first_failure: Option<FailureNote>,
     remote_end: Option<JobEndElsewhere>,
+    /// The lease that has ended for this node, by its last instant. The state was told.
+    pub(super) ended_lease: Option<Instant>,
     /// The number of nodes in the last round, this node included; `None` before the first round.
     nodes: Option<NodeCount>,
 }
@@ -83,6 +85,9 @@ impl State {
 
     /// The round is over because of another node or the store.
     pub(super) fn on_membership_change(&mut self, now: Instant, change: MembershipChange) -> Vec<Action> {
+        if self.has_failed_rendezvous() && matches!(change, MembershipChange::CutOff { .. }) {
+            return Vec::new();
+        }
         let is_newcomer = matches!(change, MembershipChange::NodeWaits { .. });
         let kill_by = kill_deadline(now, &change);
         let ranks = self.collect_ranks_for_change(now, &change);
@@ -350,9 +355,10 @@ impl State {
             Some(JobEndElsewhere { end: ending.clone(), is_cause_of_failure: is_their_doing });
         let ranks = self.collect_ranks_for_end(now, &ending);
         let kill_by = match &ending {
-            RendezvousEnd::Failed { kill_by } => *kill_by,
+            RendezvousEnd::Failed { kill_by, .. } => *kill_by,
             RendezvousEnd::NotNeeded | RendezvousEnd::Closed { .. } | RendezvousEnd::ByRule { .. } => None,
         };
+        self.peers.ended_lease = kill_by.or(self.peers.ended_lease);
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { live }
             | JobPhase::Undecided { live, .. }
@@ -380,6 +386,11 @@ impl State {
                 vec![self.finish_failed(None)]
             }
         }
+    }
+
+    /// The end of the workers is then limited by the lease, and the user knows.
+    const fn has_failed_rendezvous(&self) -> bool {
+        matches!(self.peers.remote_end, Some(JobEndElsewhere { end: RendezvousEnd::Failed { .. }, .. }))
     }
 
     fn is_effect_of_peer_stop(&self, now: Instant, ending: &RendezvousEnd) -> bool {

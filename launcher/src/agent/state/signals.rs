@@ -8,13 +8,28 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
-use crate::agent::message::{Action, JobEvent, JobOutcome, PeerNotice};
+use crate::agent::message::{Action, Input, JobEvent, JobOutcome, PeerNotice};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
+    /// The input for a stop signal that came through the guard. The second one kills. A signal that was sent to the
+    /// agent itself does not count: it may be the same one.
+    #[must_use]
+    pub fn stop_by_guard(&mut self, signal: Signal) -> Input {
+        Input::StopRequested { signal, is_second: std::mem::replace(&mut self.has_guard_stop, true) }
+    }
+
+    /// The input for `rankrun stop`. The second one kills. A first signal and a first `rankrun stop` are one stop:
+    /// Kubernetes sends SIGTERM after a `preStop` hook.
+    #[must_use]
+    pub fn stop_by_client(&mut self) -> Input {
+        let is_second = std::mem::replace(&mut self.has_client_stop, true);
+        Input::StopRequested { signal: Signal::SIGTERM, is_second }
+    }
+
     /// The launcher was told to stop; `again` is true for a second request.
     pub(super) fn on_stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
         let is_same_signal = self.stopped_by == Some(signal);

@@ -46,3 +46,15 @@ fn new_node_waits_for_members_to_stop_workers() {
     agents.iter().for_each(Agent::join);
     assert!(agents.iter().chain([&newcomer]).all(|agent| agent.joined().nodes.get() == 3));
 }
+
+#[test]
+fn leaving_node_disarms_watchdog() {
+    let store = store();
+    let mut agents = Job::at(&store, 2, 2).round(2);
+    let watchdog = Watchdog::open(Instant::now()).unwrap();
+    let agent = agents.remove(0).rendezvous;
+    agent.set_watchdog(Some(watchdog.clone()));
+    assert!(watchdog.kill_by().is_some());
+    agent.end(ShutdownKind::Leave { why: "the test".to_owned() }, PATIENCE);
+    assert_eq!(watchdog.kill_by(), None);
+}
