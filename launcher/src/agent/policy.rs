@@ -1,4 +1,5 @@
-//! The restart policy: (policy, history, failure, now) → decision. Pure.
+//! The restart policy: (policy, history, failure) → decision. Pure. The answer is the same from the first end of a
+//! generation on, so it is asked once.
 //!
 //! The checks run in this order: the user's stop, an irreplaceable worker, the rules, the budget. If all allow
 //! it, there is a restart, now or after a wait, unless a later probe shows that the job makes no progress.
@@ -22,8 +23,8 @@ use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, Rule
 pub enum Decision {
     /// All workers start again.
     Restart {
-        /// The earliest time of the restart.
-        at: Instant,
+        /// The wait from the last reap on.
+        wait: Duration,
     },
     /// The job has failed for this reason.
     Fail(NoRestart),
@@ -82,8 +83,7 @@ pub(super) struct History {
     began: Option<Instant>,
     /// Time of the first failure or of the stop.
     ended: Option<Instant>,
-    reaped: Option<Instant>,
-    /// Total time without workers, from the last reap to the restart.
+    /// Total time without a whole generation, from its first end to the next start.
     idle: Duration,
     progress: ProgressState,
 }
@@ -114,7 +114,6 @@ impl History {
             recent_restarts: VecDeque::new(),
             began: None,
             ended: None,
-            reaped: None,
             idle: Duration::ZERO,
             progress: ProgressState::Unknown,
         }
@@ -122,7 +121,7 @@ impl History {
 
     /// All workers of a generation are started.
     pub(super) const fn record_start(&mut self, now: Instant) {
-        (self.began, self.ended, self.reaped) = (Some(now), None, None);
+        (self.began, self.ended) = (Some(now), None);
     }
 
     /// The next generation has this place in its round. It waited for this long until the round was complete.
@@ -134,7 +133,7 @@ impl History {
     /// All workers start again because other nodes joined or left; that does not count as a restart.
     pub(super) fn record_rejoin(&mut self, now: Instant, policy: &RestartPolicy) {
         (self.used, self.streak) = self.counted_restarts(policy);
-        self.idle += self.reaped.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
+        self.idle += self.ended.map_or(Duration::ZERO, |ended| now.saturating_duration_since(ended));
     }
 
     /// The first worker failed, or all are told to stop.
@@ -158,10 +157,6 @@ impl History {
         self.ended
     }
 
-    pub(super) const fn record_last_reap(&mut self, now: Instant) {
-        self.reaped = Some(now);
-    }
-
     /// The workers never joined the store, so the generation does not count as healthy.
     pub(super) const fn record_never_joined(&mut self) {
         self.began = None;
@@ -183,7 +178,7 @@ impl History {
         self.used = used.saturating_add(1);
         self.streak = streak.saturating_add(1);
         let worked = self.work_clock(now);
-        self.idle += self.reaped.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
+        self.idle += self.ended.map_or(Duration::ZERO, |ended| now.saturating_duration_since(ended));
         if let Some(window) = policy.window {
             while self
                 .recent_restarts
@@ -196,13 +191,13 @@ impl History {
         }
     }
 
-    /// Time on the window's clock, which stops while no worker runs: else a long wait would empty any window.
+    /// Time on the window's clock, which stops from the first end on: else a long wait would empty any window.
     fn work_clock(&self, now: Instant) -> Instant {
-        let at = self.reaped.unwrap_or(now);
+        let at = self.ended.unwrap_or(now);
         at.checked_sub(self.idle).unwrap_or(at)
     }
 
-    /// What follows this failure, once all exits are known; `most` is `--max-restarts`.
+    /// What follows this failure; `now` counts only if no worker has ended.
     pub(super) fn decide_restart(
         &self,
         (policy, max_restarts): (&RestartPolicy, RestartCount),
@@ -222,15 +217,15 @@ impl History {
             _ => {}
         }
         let (used, streak) = self.counted_restarts(policy);
-        let at = now + policy.backoff.map_or(Duration::ZERO, |backoff| self.backoff_delay(&backoff, streak));
+        let wait = policy.backoff.map_or(Duration::ZERO, |backoff| self.backoff_delay(&backoff, streak));
         let Some(window) = policy.window else {
             let left = used < max_restarts.0;
-            return if left { Decision::Restart { at } } else { Decision::Fail(NoRestart::Budget) };
+            return if left { Decision::Restart { wait } } else { Decision::Fail(NoRestart::Budget) };
         };
         let worked = self.work_clock(now);
         let within = |earlier: &&Instant| worked.duration_since(**earlier) < window;
         if self.recent_restarts.iter().filter(within).count() < max_restarts.0 as usize {
-            Decision::Restart { at }
+            Decision::Restart { wait }
         } else if max_restarts.0 == 0 {
             Decision::Fail(NoRestart::Budget)
         } else {

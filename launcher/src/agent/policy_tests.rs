@@ -57,13 +57,14 @@ fn decide_after_run(
 ) -> Decision {
     history.record_start(from);
     history.record_first_end(to);
-    history.record_last_reap(to);
     let decision = history.decide_restart((policy, RestartCount(most)), None, &failure(0, Exit::Code(1)), to);
-    if let Decision::Restart { at } = decision {
-        history.record_restart(at, policy);
+    if let Decision::Restart { wait } = decision {
+        history.record_restart(to + wait, policy);
     }
     decision
 }
+
+const RESTART: Decision = Decision::Restart { wait: Duration::ZERO };
 
 fn backoff(delay: u64, cap: u64, jitter: f64) -> RestartPolicy {
     let (delay, cap) = (Duration::from_secs(delay), Duration::from_secs(cap));
@@ -76,7 +77,7 @@ fn default_policy_restarts_without_delay() {
     let mut history = History::new();
     for second in 0..3 {
         let decision = decide_after_run(&mut history, &policy, 3, (at(second), at(second)));
-        assert_eq!(decision, Decision::Restart { at: at(second) });
+        assert_eq!(decision, RESTART);
     }
     assert_eq!(decide_after_run(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(NoRestart::Budget));
 }
@@ -103,7 +104,7 @@ fn first_matching_rule_decides() {
     let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
     let decide =
         |failure: &Failure| History::new().decide_restart((&policy, RestartCount(1)), None, failure, at(1));
-    let restart = Decision::Restart { at: at(1) };
+    let restart = RESTART;
     let by = |index: usize| Decision::Fail(NoRestart::Rule(rules[index]));
     for (rank, exit, expected) in [
         (0, Exit::Code(3), by(1)),
@@ -154,12 +155,12 @@ fn backoff_doubles_up_to_cap() {
     let mut history = History::new();
     let mut waits = Vec::new();
     for _ in 0..6 {
-        let Decision::Restart { at: then } =
+        let Decision::Restart { wait } =
             decide_after_run(&mut history, &backoff(1, 10, 0.0), 9, (at(0), at(100)))
         else {
             panic!("there is a restart left")
         };
-        waits.push((then - at(100)).as_secs());
+        waits.push(wait.as_secs());
     }
     assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
     let endless = Backoff { delay: Duration::MAX, factor: f64::MAX, cap: Duration::MAX, jitter: 0.0 };
@@ -174,7 +175,7 @@ fn healthy_generation_resets_backoff() {
     let waits =
         [(0, 1), (10, 11), (100, 159), (200, 260), (300, 301)].map(|(from, to)| {
             match decide_after_run(&mut history, &policy, 3, (at(from), at(to))) {
-                Decision::Restart { at: then } => (then - at(to)).as_secs(),
+                Decision::Restart { wait } => wait.as_secs(),
                 decision => panic!("{decision:?}"),
             }
         });
@@ -192,7 +193,7 @@ fn window_slides_with_each_restart() {
         [(0, true), (1_000, true), (3_599, false), (3_600, true), (4_599, false), (4_600, true)]
     {
         let decision = decide_after_run(&mut history, &policy, 2, (at(second), at(second)));
-        assert_eq!(decision, if restarts { Decision::Restart { at: at(second) } } else { full }, "{second}");
+        assert_eq!(decision, if restarts { RESTART } else { full }, "{second}");
     }
 }
 
@@ -205,11 +206,10 @@ fn restart_delay_does_not_count_towards_window() {
         let (mut history, mut now) = (History::new(), at(0));
         for _ in 0..10 {
             let ended = now + Duration::from_secs(5);
-            let Decision::Restart { at: then } = decide_after_run(&mut history, &policy, 10, (now, ended))
-            else {
+            let Decision::Restart { wait } = decide_after_run(&mut history, &policy, 10, (now, ended)) else {
                 panic!("ten are allowed")
             };
-            now = then;
+            now = ended + wait;
         }
         let ended = now + Duration::from_secs(5);
         let refused = Decision::Fail(NoRestart::Window { restarts: RestartCount(10), window });
@@ -279,9 +279,9 @@ proptest! {
             if reset.is_some_and(|reset| life >= reset) {
                 in_a_row = 0;
             }
-            let Decision::Restart { at: then } = decide_after_run(&mut history, &policy, most, (now, ended)) else { break };
-            prop_assert!(then >= ended);
-            idle += then - ended;
+            let Decision::Restart { wait } = decide_after_run(&mut history, &policy, most, (now, ended)) else { break };
+            let then = ended + wait;
+            idle += wait;
             (now, in_a_row) = (then, in_a_row + 1);
             restarts.push(then - idle);
         }
@@ -310,7 +310,7 @@ fn rule_rank_and_node_are_global() {
     };
     assert!(matches!(decide(1, 4, 1), Decision::Fail(NoRestart::Rule(_))));
     for (node, base, local_rank) in [(1, 4, 0), (0, 4, 1), (1, 3, 1), (0, 0, 5)] {
-        assert_eq!(decide(node, base, local_rank), Decision::Restart { at: at(1) });
+        assert_eq!(decide(node, base, local_rank), RESTART);
     }
 }
 
@@ -327,7 +327,6 @@ fn generation_ended_by_peers_uses_no_budget_and_may_restore_it() {
         ));
         history.record_start(at(1));
         history.record_first_end(at(1 + healthy));
-        history.record_last_reap(at(1 + healthy));
         history.record_rejoin(at(1 + healthy), &policy);
         history.record_joined(NodeSlot::default(), Duration::from_secs(30));
         let decision = decide_after_run(&mut history, &policy, 1, (at(100), at(101)));

@@ -51,6 +51,7 @@ use crate::spec::stop::StopReason;
 use finished::FinishedWorkers;
 use limit::Timer;
 use rendezvous::PeerStatus;
+use restart::PolicyAnswer;
 
 /// The state of one job on this node.
 #[derive(Debug)]
@@ -71,6 +72,8 @@ pub struct State {
     phase: JobPhase,
     suspension: Option<Suspension>,
     history: History,
+    /// The restart policy's answer to the failure of this generation.
+    policy_answer: Option<PolicyAnswer>,
     /// Watches the running generation for uninterruptible workers, if enabled.
     dstate_watch: Option<DStateWatch>,
     /// Start limit of the running generation, if enabled.
@@ -104,6 +107,7 @@ impl State {
             phase: JobPhase::Starting,
             suspension: None,
             history: History::new(),
+            policy_answer: None,
             dstate_watch: None,
             join_by: None,
             finished: FinishedWorkers::default(),
@@ -259,6 +263,7 @@ impl State {
         self.finished = FinishedWorkers::default();
         self.phase = JobPhase::Running { live };
         self.history.record_start(now);
+        self.policy_answer = None;
         Action::Start { generation: self.generation, restart_count: self.node_restarts, round }
     }
 

@@ -335,3 +335,17 @@ fn time_limit_ends_restart_delay_or_prevents_it() {
         assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(124));
     }
 }
+
+/// The grace is that of the decision: the policy is asked once, when the workers are stopped.
+#[test]
+fn time_of_a_stop_does_not_count_towards_window() {
+    let at = clock();
+    let policy = RestartPolicy { window: Some(Duration::from_secs(60)), ..RestartPolicy::default() };
+    let mut job = new_job_with_policy(policy, 2, 1, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    for (generation, failed, reaped, restarts) in [(0, 30, 35, true), (1, 85, 105, false)] {
+        let _ = job.handle(at(failed), exited(generation, 0, Exit::Code(1)));
+        let actions = job.handle(at(reaped), exited(generation, 1, killed_by(15)));
+        assert_eq!(started(&actions).is_some(), restarts, "generation {generation}");
+    }
+}

@@ -202,10 +202,9 @@ impl GenerationRecord {
         self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began - self.suspended_for)
     }
 
-    /// Time from start to the last reap, or until `now`.
+    /// Time from start to the first end, or until `now`.
     fn span(&self, now: Instant) -> Duration {
-        let gone = self.settled_at.or(self.swept_at).unwrap_or(now);
-        self.began.map_or(Duration::ZERO, |began| gone - began)
+        self.began.map_or(Duration::ZERO, |began| self.ended.unwrap_or(now) - began)
     }
 }
 

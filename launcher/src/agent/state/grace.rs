@@ -10,7 +10,7 @@ use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
     pub(super) fn expected_after_stop(
-        &self,
+        &mut self,
         now: Instant,
         reason: StopReason,
         failure: Option<&Failure>,
@@ -22,15 +22,16 @@ impl State {
         }
     }
 
-    /// What the policy would decide now. The devices and the job's progress are checked only after the last
-    /// reap and may still forbid the restart.
-    pub(super) fn expected_after_failure(&self, now: Instant, failure: &Failure) -> AfterStop {
+    /// What the policy decides. The devices and the job's progress are checked only after the last reap and may
+    /// still forbid the restart.
+    pub(super) fn expected_after_failure(&mut self, now: Instant, failure: &Failure) -> AfterStop {
+        let decision = self.decide_restart(now, failure);
         let in_time = |at| {
             !self.time_limit_timer.has_expired()
                 && self.time_limit_timer.expires_at().is_none_or(|end_at| at < end_at)
         };
-        match self.decide_restart(now, failure) {
-            Decision::Restart { at } if in_time(at) => AfterStop::Restart,
+        match decision {
+            Decision::Restart { wait } if in_time(now + wait) => AfterStop::Restart,
             Decision::Restart { .. } | Decision::Fail(_) | Decision::Succeed(_) => AfterStop::End,
         }
     }

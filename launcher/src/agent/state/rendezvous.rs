@@ -311,7 +311,6 @@ impl State {
     /// All workers of this node have succeeded.
     pub(super) fn on_local_success(&mut self, now: Instant) -> Vec<Action> {
         self.history.record_first_end(now);
-        self.history.record_last_reap(now);
         self.phase = JobPhase::Settling { report_at: Some(now + PEER_WAIT_REPORT_DELAY) };
         vec![Action::TellSuccess]
     }

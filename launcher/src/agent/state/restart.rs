@@ -5,12 +5,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;
 use crate::agent::device_report::DeviceReport;
-use crate::agent::failure::Failure;
-use crate::agent::message::{Action, JobEvent, JobOutcome, PeerNotice};
+use crate::agent::failure::{Failure, FailureKind};
+use crate::agent::message::{Action, JobEvent, JobOutcome, PeerNotice, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
@@ -23,6 +24,15 @@ const CHECK_REPORT_DELAY: Duration = Duration::from_secs(2);
 /// A folder that has not answered by then counts as unreadable.
 const PROGRESS_PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The policy's answer, and what it depends on: a stop ends the job, and later evidence may change the cause.
+#[derive(Debug)]
+pub(super) struct PolicyAnswer {
+    first: WorkerEnd,
+    kind: FailureKind,
+    stopped_by: Option<Signal>,
+    decision: Decision,
+}
+
 impl State {
     /// The last worker of a stopped generation was reaped.
     pub(super) fn on_workers_stopped(
@@ -31,7 +41,6 @@ impl State {
         reason: StopReason,
         failure: Option<Failure>,
     ) -> Vec<Action> {
-        self.history.record_last_reap(now);
         let (failure, settled) = self.settle_failure(failure);
         let kill = self.kill_leftovers(now, BTreeSet::new(), reason, failure);
         [kill].into_iter().chain(settled).collect()
@@ -97,12 +106,8 @@ impl State {
             return actions;
         }
         match self.decide_restart(now, &failure) {
-            Decision::Restart { at } if self.rules.unhealthy == Some(Unhealthy::Exclude) => {
-                self.start_check(
-                    now,
-                    failure,
-                    CheckStep::Devices { wait: at.saturating_duration_since(now) },
-                );
+            Decision::Restart { wait } if self.rules.unhealthy == Some(Unhealthy::Exclude) => {
+                self.start_check(now, failure, CheckStep::Devices { wait });
                 actions.push(Action::ReassignDevices { generation });
             }
             Decision::Restart { .. } => {
@@ -127,7 +132,7 @@ impl State {
             Ok(workers) => {
                 self.rules.workers = workers;
                 let said = Action::Emit(JobEvent::DevicesReassigned { workers });
-                [said].into_iter().chain(self.probe_progress_or_restart(now, now + wait, failure)).collect()
+                [said].into_iter().chain(self.probe_progress_or_restart(now, wait, failure)).collect()
             }
             Err(why) => {
                 let said = Action::Emit(JobEvent::NoRestart { reason: Some(why) });
@@ -152,7 +157,7 @@ impl State {
             }
             None => Some(Action::Emit(JobEvent::ProgressUnknown)),
         };
-        let restart = Decision::Restart { at: now + wait };
+        let restart = Decision::Restart { wait };
         let decision =
             self.history.refuse_without_progress(&self.rules.restart).map_or(restart, Decision::Fail);
         said.into_iter().chain(self.apply_decision(now, decision, failure)).collect()
@@ -196,24 +201,35 @@ impl State {
         }
     }
 
-    pub(super) fn decide_restart(&self, now: Instant, failure: &Failure) -> Decision {
+    /// The policy's answer to this failure. It is asked when the workers are stopped, and again only if the job is
+    /// told to stop or another worker turns out to be the cause.
+    pub(super) fn decide_restart(&mut self, now: Instant, failure: &Failure) -> Decision {
+        let (first, kind, stopped_by) = (failure.first, failure.kind, self.stopped_by);
+        let is_same = |answer: &&PolicyAnswer| {
+            (answer.first, answer.kind, answer.stopped_by) == (first, kind, stopped_by)
+        };
+        if let Some(answer) = self.policy_answer.as_ref().filter(is_same) {
+            return answer.decision;
+        }
         let policy = (&self.rules.restart, self.rules.max_restarts);
-        self.history.decide_restart(policy, self.stopped_by, failure, now)
+        let decision = self.history.decide_restart(policy, stopped_by, failure, now);
+        self.policy_answer = Some(PolicyAnswer { first, kind, stopped_by, decision });
+        decision
     }
 
     fn probe_progress_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         match self.decide_restart(now, &failure) {
-            Decision::Restart { at } => self.probe_progress_or_restart(now, at, failure),
+            Decision::Restart { wait } => self.probe_progress_or_restart(now, wait, failure),
             decision => self.apply_decision(now, decision, failure),
         }
     }
 
-    /// The policy has granted a restart at `at`; only a lack of progress may still forbid it.
-    fn probe_progress_or_restart(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
+    /// The policy has granted a restart after this wait; only a lack of progress may still forbid it.
+    fn probe_progress_or_restart(&mut self, now: Instant, wait: Duration, failure: Failure) -> Vec<Action> {
         if self.rules.restart.progress.is_none() || self.time_limit_timer.has_expired() {
-            return self.restart_at(now, at, failure);
+            return self.restart_at(now, now + wait, failure);
         }
-        self.start_check(now, failure, CheckStep::Progress { wait: at.saturating_duration_since(now) });
+        self.start_check(now, failure, CheckStep::Progress { wait });
         vec![Action::ProbeProgress { generation: self.generation }]
     }
 
@@ -224,7 +240,7 @@ impl State {
         failure: Failure,
     ) -> Vec<Action> {
         match decision {
-            Decision::Restart { at } => self.restart_at(now, at, failure),
+            Decision::Restart { wait } => self.restart_at(now, now + wait, failure),
             Decision::Succeed(rule) => {
                 vec![Action::Emit(JobEvent::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
             }

@@ -31,13 +31,13 @@ impl State {
         live: BTreeSet<LocalRank>,
         failure: Failure,
     ) -> Vec<Action> {
+        self.history.record_first_end(now);
         if self.rules.cli_flavor != CliFlavor::Torchrun
             || self.without_external_worker(&live).is_empty()
             || self.expected_after_failure(now, &failure) == AfterStop::Restart
         {
             return self.report_failure_and_stop(now, live, failure);
         }
-        self.history.record_first_end(now);
         let report = self.report_failure_to_peers(failure.first);
         self.phase = JobPhase::Observing { live, failure, until: now + TORCHRUN_POLL_INTERVAL };
         report.into_iter().collect()
