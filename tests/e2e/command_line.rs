@@ -292,6 +292,7 @@ fn print_completion_prints_bash_script() {
 
 /// bash reads the script, and asks the launcher by it.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the shell of a user is started")]
 fn bash_completion_asks_launcher_for_words() {
     if !is_rankrun() {
         return;

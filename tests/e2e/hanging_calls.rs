@@ -47,7 +47,7 @@ const NO_LOCAL_DISK: &str = r#"
 /// As [`with_silent_folder`] for `hang`. What is in `folder` does not count as files on a local disk: they may be covered
 /// by `hang` later.
 #[track_caller]
-fn with_network_folder(launch: Launch, hang: &str, folder: &str) -> Launch {
+pub(crate) fn with_network_folder(launch: Launch, hang: &str, folder: &str) -> Launch {
     with_silent_folder(launch, hang).under(["sh", "-c", NO_LOCAL_DISK, "sh", folder])
 }
 

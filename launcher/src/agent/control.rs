@@ -14,8 +14,6 @@ use rankrun_contract::rank::{Generation, LocalRank};
 use crate::agent::Agent;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::{Action, Input, JobEvent};
-use crate::blocking::file_calls::FileCalls;
-use crate::blocking::local_disk::is_on_local_disk;
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::control::endpoint::{ControlEndpoint, ControlReply, ControlRequest};
 use crate::control::folder::RuntimeFolders;
@@ -26,6 +24,8 @@ use crate::process::signal_name;
 use crate::reporter::job_event_text;
 use crate::spec::CliFlavor;
 
+/// The name of the thread for calls on the folder.
+const THREAD: &str = "control-folder";
 /// The end of the job waits no longer for the file system of the folder.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -33,8 +33,6 @@ const FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct ControlSocket {
     socket: SocketState,
-    /// For the folder of the socket.
-    files: FileCalls,
     /// Each belongs to an [`Input::RestartRequested`] that the state has not seen.
     restart_requests: VecDeque<RestartRequest>,
 }
@@ -86,11 +84,15 @@ impl ControlSocket {
             SocketState::Closed => {}
             SocketState::Opening(_) => drop(closed_by(&silent_folder())),
             SocketState::Open(endpoint) => {
+                let is_local = endpoint.is_on_local_disk();
                 let folder = endpoint.close();
                 let path = folder.path.display().to_string();
-                let removal = self.files.start(move |_| folder.remove());
-                let removed = removal
-                    .and_then(|call| call.wait(FOLDER_TIMEOUT).unwrap_or_else(|| Err(silent_folder())));
+                let removed = if is_local {
+                    folder.remove()
+                } else {
+                    let removal = BlockingCall::start(THREAD, move |_| folder.remove());
+                    removal.and_then(|call| call.wait(FOLDER_TIMEOUT).unwrap_or_else(|| Err(silent_folder())))
+                };
                 if let Err(error) = removed
                     && error.kind() != io::ErrorKind::NotFound
                 {
@@ -123,14 +125,7 @@ impl Agent<'_> {
             SocketState::Closed => {
                 let places = RuntimeFolders::of_environment(self.workers.environment());
                 let job = self.workers.job().clone();
-                let files = self.control.files.clone();
-                let call = self.control.files.start(move |_| {
-                    let opened = ControlEndpoint::open(&places, &job)?;
-                    if is_on_local_disk(opened.folder()) {
-                        files.set_local();
-                    }
-                    Ok(opened)
-                });
+                let call = BlockingCall::start(THREAD, move |_| ControlEndpoint::open(&places, &job));
                 self.control.socket = call.map_or_else(|error| closed_by(&error), SocketState::Opening);
             }
         }

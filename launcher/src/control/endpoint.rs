@@ -5,7 +5,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::thread;
@@ -22,6 +21,7 @@ use super::protocol::{JobEventLine, Reply};
 use super::server::{self, EVENT_BACKLOG, JobLink, client_limit};
 pub use super::server::{ControlReply, ControlRequest};
 use crate::blocking::is_readable;
+use crate::blocking::local_disk::is_on_local_disk;
 
 /// Requests that wait for the agent.
 const MAX_WAITING_REQUESTS: usize = 64;
@@ -32,6 +32,7 @@ const END_TIMEOUT: Duration = Duration::from_millis(400);
 #[derive(Debug)]
 pub struct ControlEndpoint {
     folder: JobFolder,
+    is_on_local_disk: bool,
     listener: UnixListener,
     server: ServerState,
 }
@@ -63,13 +64,14 @@ impl ControlEndpoint {
     /// No place allows it.
     pub fn open(places: &RuntimeFolders, job: &JobId) -> io::Result<Self> {
         let (folder, listener) = JobFolder::make(places, job)?;
-        Ok(Self { folder, listener, server: ServerState::Idle })
+        let is_on_local_disk = is_on_local_disk(&folder.path);
+        Ok(Self { folder, is_on_local_disk, listener, server: ServerState::Idle })
     }
 
-    /// The folder of the socket.
+    /// True if the file system of the folder always answers.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder.path
+    pub const fn is_on_local_disk(&self) -> bool {
+        self.is_on_local_disk
     }
 
     /// Lets readers have the last events, and stops listening. Returns the folder, which is to be removed.

@@ -274,9 +274,8 @@ impl StoreServer {
         let (answer, mut answered) = oneshot::channel();
         self.send(command(answer))?;
         for _ in 0..REPLY_TICKS {
-            match timeout(REPLY_LIMIT / REPLY_TICKS, &mut answered).await {
-                Ok(answer) => return answer.map_err(|_| StoreError::Stopped),
-                Err(_) => {}
+            if let Ok(answer) = timeout(REPLY_LIMIT / REPLY_TICKS, &mut answered).await {
+                return answer.map_err(|_| StoreError::Stopped);
             }
         }
         Err(StoreError::Unresponsive { limit: REPLY_LIMIT })

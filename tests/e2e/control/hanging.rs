@@ -3,7 +3,7 @@
 use harness::{Job, Launch, Name, Scratch, fixture};
 use nix::sys::signal::Signal;
 
-use crate::hanging_calls::{AT_ONCE, lacks_fuse, with_silent_folder};
+use crate::hanging_calls::{AT_ONCE, lacks_fuse, with_network_folder, with_silent_folder};
 
 const SILENT: &str = "no control socket, so `rankrun status` does not see this job: the file system of its folder does \
                       not answer";
@@ -33,7 +33,7 @@ fn start_and_cover_folder(scratch: &Scratch) -> Job {
     let wait = format!("until [ -S '{folder}'/rankrun/[0-9a-f]*/control.sock ]; do sleep 0.05; done");
     let launch = Launch::standalone(Name::Rankrun, 1).env("XDG_RUNTIME_DIR", &folder);
     let launch = launch.shell(&format!("{wait}; {cover}; echo ready; exec sleep 1000"));
-    let job = with_silent_folder(launch, &hang).start();
+    let job = with_network_folder(launch, &hang, &folder).start();
     job.wait_for_line("ready");
     job
 }
