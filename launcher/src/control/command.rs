@@ -9,13 +9,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::folder::{JobFolder, RuntimeFolders};
 use super::lookup::{JobNames, LookupError, find_job};
+use super::pages;
 use super::protocol::{ClientRequest, JobStatus, Reply};
 use super::socket::{ControlConnection, ControlError};
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::exit_code::{ExitStatus, NO_ANSWER};
 use crate::explain::Style;
 use crate::facts::Facts;
-use crate::inspect::jobs;
 use crate::spec::OutputFormat;
 
 /// A file system that takes longer for a runtime folder hangs.
@@ -151,8 +151,8 @@ pub fn run(
     let ControlVerb::Job(verb) = command.verb else {
         let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
         write(&match command.format {
-            OutputFormat::Text => jobs::render_list(&listed, style),
-            OutputFormat::Json => jobs::list_json(&listed),
+            OutputFormat::Text => pages::render_list(&listed, style),
+            OutputFormat::Json => pages::list_json(&listed),
         });
         return Ok(ExitStatus::SUCCESS);
     };
@@ -185,8 +185,8 @@ fn act(
         JobVerb::Status => {
             let status = status?;
             write(&match format {
-                OutputFormat::Text => jobs::render_status(&status, style),
-                OutputFormat::Json => jobs::status_json(&status),
+                OutputFormat::Text => pages::render_status(&status, style),
+                OutputFormat::Json => pages::status_json(&status),
             });
             Ok(ExitStatus::SUCCESS)
         }

@@ -10,14 +10,14 @@
 //! | `snapshot` | what the agent knows at one moment, completed from `/proc` without the agent | no |
 //! | `socket` | the client's end | no |
 //! | `command` | `rankrun ls`, `status`, `stop`, `restart` | no |
+//! | `pages` | what they print | yes |
 
 pub mod command;
 pub mod endpoint;
 pub mod folder;
 pub mod lookup;
+mod pages;
 pub mod protocol;
 mod server;
 pub mod snapshot;
 mod socket;
-
-pub use socket::ControlError;

@@ -8,7 +8,6 @@
 //! | `page` | lines of named cells (pure) |
 //! | `devices` | picture → page (pure) |
 //! | `topo` | machine → matrix and page (pure) |
-//! | `jobs` | the running jobs of `rankrun ls` and `status` → page (pure) |
 //! | `json` | both for programs (pure) |
 //! | `frame` | a page drawn over the one before (pure) |
 //! | `watch`, `terminal` | the loop of `--watch`, and the terminal that it uses |
@@ -19,9 +18,8 @@
 mod devices;
 mod fact_text;
 mod frame;
-pub(crate) mod jobs;
 mod json;
-mod page;
+pub(crate) mod page;
 mod picture;
 mod second_probe;
 mod terminal;

@@ -6,7 +6,7 @@ use crate::reporter::plain::plain;
 const GAP: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(crate) enum Tone {
     Plain,
     Heading,
     Faint,
@@ -16,7 +16,7 @@ pub(super) enum Tone {
 
 impl Tone {
     /// The parameters of the escape sequence (ECMA-48, SGR); none for what is plain.
-    pub(super) const fn codes(self) -> Option<&'static str> {
+    pub(crate) const fn codes(self) -> Option<&'static str> {
         match self {
             Self::Plain => None,
             Self::Heading => Some("1"),
@@ -29,29 +29,29 @@ impl Tone {
 
 /// A text at its place in a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cell {
+pub(crate) struct Cell {
     /// By which it is found again in the same line of the next picture.
-    pub(super) name: &'static str,
-    pub(super) before: usize,
-    pub(super) text: String,
-    pub(super) tone: Tone,
+    pub(crate) name: &'static str,
+    pub(crate) before: usize,
+    pub(crate) text: String,
+    pub(crate) tone: Tone,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
+pub(crate) struct Line {
     /// By which it is found again in the next picture.
-    pub(super) key: String,
-    pub(super) cells: Vec<Cell>,
+    pub(crate) key: String,
+    pub(crate) cells: Vec<Cell>,
 }
 
 /// The whole output, in lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Page {
-    pub(super) lines: Vec<Line>,
+pub(crate) struct Page {
+    pub(crate) lines: Vec<Line>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Align {
+pub(crate) enum Align {
     Left,
     Right,
     Middle,
@@ -59,26 +59,26 @@ pub(super) enum Align {
 
 /// A column: its heading, which is its name too, and its alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Column(pub(super) &'static str, pub(super) Align);
+pub(crate) struct Column(pub(crate) &'static str, pub(crate) Align);
 
 /// A row of a table: as many texts as there are columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Row {
-    pub(super) key: String,
-    pub(super) cells: Vec<(String, Tone)>,
+pub(crate) struct Row {
+    pub(crate) key: String,
+    pub(crate) cells: Vec<(String, Tone)>,
 }
 
 impl Row {
-    pub(super) fn new(key: String) -> Self {
+    pub(crate) fn new(key: String) -> Self {
         Self { key, cells: Vec::new() }
     }
 
     /// The text of the next column; empty for no text.
-    pub(super) fn cell(self, text: impl Into<String>) -> Self {
+    pub(crate) fn cell(self, text: impl Into<String>) -> Self {
         self.toned(text, Tone::Plain)
     }
 
-    pub(super) fn toned(mut self, text: impl Into<String>, tone: Tone) -> Self {
+    pub(crate) fn toned(mut self, text: impl Into<String>, tone: Tone) -> Self {
         self.cells.push((text.into(), tone));
         self
     }
@@ -86,7 +86,7 @@ impl Row {
 
 impl Page {
     /// A line of differently painted texts, which follow each other without a gap.
-    pub(super) fn line(&mut self, key: impl Into<String>, texts: &[(&'static str, &str, Tone)]) {
+    pub(crate) fn line(&mut self, key: impl Into<String>, texts: &[(&'static str, &str, Tone)]) {
         let cell = |&(name, text, tone): &(&'static str, &str, Tone)| Cell {
             name,
             before: 0,
@@ -96,12 +96,12 @@ impl Page {
         self.lines.push(Line { key: key.into(), cells: texts.iter().map(cell).collect() });
     }
 
-    pub(super) fn blank(&mut self) {
+    pub(crate) fn blank(&mut self) {
         self.lines.push(Line { key: String::new(), cells: Vec::new() });
     }
 
     /// A blank line and a table; neither without rows.
-    pub(super) fn section(&mut self, columns: &[Column], rows: Vec<Row>) {
+    pub(crate) fn section(&mut self, columns: &[Column], rows: Vec<Row>) {
         if !rows.is_empty() {
             self.blank();
             self.table(columns, rows);
@@ -109,7 +109,7 @@ impl Page {
     }
 
     /// A table with its headings; a column with only empty cells is left out.
-    pub(super) fn table(&mut self, columns: &[Column], rows: Vec<Row>) {
+    pub(crate) fn table(&mut self, columns: &[Column], rows: Vec<Row>) {
         let is_used_at =
             |at: usize| rows.iter().any(|row| row.cells.get(at).is_some_and(|cell| !cell.0.is_empty()));
         let used: Vec<usize> = (0..columns.len()).filter(|at| is_used_at(*at)).collect();
@@ -127,7 +127,7 @@ impl Page {
     }
 
     /// A table without a row of headings.
-    pub(super) fn bare_table(&mut self, columns: &[Column], rows: Vec<Row>) {
+    pub(crate) fn bare_table(&mut self, columns: &[Column], rows: Vec<Row>) {
         let clean = |row: Row| Row {
             cells: row.cells.into_iter().map(|(text, tone)| (one_line(&text), tone)).collect(),
             ..row
@@ -160,7 +160,7 @@ impl Page {
     }
 
     /// The whole text, each line ended.
-    pub(super) fn render(&self, style: Style) -> String {
+    pub(crate) fn render(&self, style: Style) -> String {
         let mut text = String::new();
         for line in &self.lines {
             for cell in &line.cells {
@@ -177,12 +177,12 @@ impl Page {
 }
 
 /// How many columns of a terminal a text takes; vendors' names have no wide letters.
-pub(super) fn width(text: &str) -> usize {
+pub(crate) fn width(text: &str) -> usize {
     text.chars().count()
 }
 
 /// A text from outside as a part of one line: nothing that a terminal obeys.
-pub(super) fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     plain(&text.replace(['\n', '\t'], " "))
 }
 

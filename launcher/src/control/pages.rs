@@ -1,15 +1,15 @@
-//! Running jobs, as tables and as JSON. Pure.
+//! The answers of `rankrun ls` and `rankrun status`, as tables and as JSON. Pure.
 
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Serialize;
 
-use super::page::{Align, Column, Page, Row, Tone};
-use crate::control::ControlError;
-use crate::control::protocol::{JobState, JobStatus, RankState, WorkerStatus};
+use super::protocol::{JobState, JobStatus, RankState, WorkerStatus};
+use super::socket::ControlError;
 use crate::explain::Style;
 use crate::gc::format_age;
+use crate::inspect::page::{Align, Column, Page, Row, Tone};
 
 /// A job id and the job's answer.
 pub(crate) type ListedJob<'a> = (&'a str, Result<&'a JobStatus, &'a ControlError>);
