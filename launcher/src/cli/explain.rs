@@ -3,10 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use super::by_hand::local_rank_in;
+use rankrun_contract::rank::LocalWorldSize;
+
 use super::error::{CliError, Origin, UsageError};
-use super::option::{Kind, LaunchOption};
-use super::settings::{CommandLine, Parsed, Setting, WrittenOption, merge, parse};
+use super::option::{Kind, LaunchOption, options};
+use super::settings::{CommandLine, Parsed, Setting, Settings, WrittenOption, merge, parse, variable};
 use super::subcommand::find_subcommand;
 use super::{Command, launch};
 use crate::explain::{ExplainForm, ExplainRequest, Origins, RunIdLife};
@@ -17,18 +18,36 @@ use crate::spec::stop::GraceCause;
 /// Where the options of a launch were said.
 fn origins_of(line: &CommandLine, facts: &Facts) -> Result<Origins, CliError> {
     let settings = merge(line, facts)?;
-    let said = settings.written.iter().filter(|written| says_something(written));
-    let mut origins: Vec<(&'static str, Origin)> =
-        said.map(|written| (written.option.long_name(), written.setting.origin.clone())).collect();
+    let written = settings.written.iter().filter(|written| says_something(written));
+    let mut said: Vec<(&'static str, Origin)> =
+        written.map(|written| (written.option.long_name(), written.setting.origin.clone())).collect();
     let grace = settings.find("grace").or_else(|| settings.find("shutdown-timeout"));
     if grace.is_none_or(|grace| grace.is_of_file()) {
         let of_file = |(cause, said): &(GraceCause, Setting<_>)| (cause.setting(), said.origin.clone());
-        origins.extend(settings.config.graces().iter().map(of_file));
+        said.extend(settings.config.graces().iter().map(of_file));
     }
     if let Some(rule) = settings.config.rules().first() {
-        origins.push(("restart-rules", rule.text.origin.clone()));
+        said.push(("restart-rules", rule.text.origin.clone()));
     }
-    Ok(Origins(origins))
+    Ok(Origins { said, overridden: overridden_by(&settings) })
+}
+
+/// Variables and lines of the file that lost against the command line or a variable.
+fn overridden_by(settings: &Settings<'_>) -> Vec<(&'static str, Origin)> {
+    let mut overridden = Vec::new();
+    for option in options(CliFlavor::Rankrun) {
+        let winner = settings.find(option.long_name()).map(|winner| winner.origin);
+        let sources = [variable(option, settings.facts), settings.config.find(option)];
+        let losers = sources.into_iter().flatten().map(|setting| WrittenOption { option, setting });
+        let losers = losers.filter(|loser| says_something(loser) && winner.is_some());
+        let others =
+            losers.map(|loser| loser.setting.origin).filter(|origin| Some(origin) != winner.as_ref());
+        overridden.extend(others.map(|origin| (option.long_name(), origin)));
+    }
+    let has_other_rules = settings.find("restart-rules").is_some();
+    let rules = settings.config.rules().first().filter(|_| has_other_rules);
+    overridden.extend(rules.map(|rule| ("restart-rules", rule.text.origin.clone())));
+    overridden
 }
 
 /// An empty text is as good as none, but for a name; a flag may be 0.
@@ -44,7 +63,7 @@ fn says_something(written: &WrittenOption) -> bool {
 /// Explains the words: a command line as it would be launched, with or without the name of the command.
 pub(super) fn interpret(
     argv0: &OsStr,
-    (json, script): (bool, Option<i128>),
+    form: impl FnOnce(LocalWorldSize) -> Result<ExplainForm, CliError>,
     words: &[OsString],
     facts: &Facts,
 ) -> Result<Command, CliError> {
@@ -69,14 +88,7 @@ pub(super) fn interpret(
         answer => return Ok(answer),
     };
     let is_fresh = first.spec.rendezvous.run_id() != again.spec.rendezvous.run_id();
-    let form = match script {
-        None if json => ExplainForm::Json,
-        None => ExplainForm::Text,
-        Some(rank) => {
-            let origin = Origin::Option("script");
-            ExplainForm::Script(local_rank_in(origin, rank, first.spec.workers)?)
-        }
-    };
+    let form = form(first.spec.workers)?;
     let origins = match parse(cli_flavor, words)? {
         Parsed::Launch(line) => origins_of(&line, facts)?,
         _ => Origins::default(),

@@ -222,7 +222,7 @@ fn below_command_line(
     }
 }
 
-fn variable(option: &Arg, facts: &Facts) -> Option<Setting<OsString>> {
+pub(super) fn variable(option: &Arg, facts: &Facts) -> Option<Setting<OsString>> {
     let name = option.variable()?;
     let value = match option.family() {
         // argparse takes an empty variable for an empty value.

@@ -38,12 +38,15 @@ pub(super) enum Subcommand {
     },
     /// Say what a launch would start, and start nothing
     ///
-    /// Prints what a launch by the words behind it would start: the exact command and environment of each worker, where
-    /// each setting was said, log files, signals. `rankrun explain torchrun ...` explains what the name torchrun would do.
+    /// Prints what a launch by the words behind it would start: the settings that differ from their defaults and where
+    /// each was said, the exact command and environment of each worker, log files, signals. `rankrun explain torchrun ...` explains what the name torchrun would do.
     #[command(
-        override_usage = "rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]..."
+        override_usage = "rankrun explain [--all | --json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]..."
     )]
     Explain {
+        /// Every setting, also with its default
+        #[arg(long)]
+        all: bool,
         /// For programs: one JSON object
         #[arg(long, conflicts_with = "script")]
         json: bool,

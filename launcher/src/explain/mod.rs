@@ -39,6 +39,7 @@ use plan::LaunchPlan;
 pub use request::{ExplainForm, ExplainRequest, Origins, RunIdLife};
 use settings::SettingOrigins;
 pub use settings::{SettingLine, SettingOrigin};
+use text::ShownSettings;
 pub use text::Style;
 
 /// The version of the JSON's shape. New fields do not change it; a present field keeps its name and meaning.
@@ -306,7 +307,8 @@ fn warnings(notices: &[Notice]) -> Vec<String> {
 #[must_use]
 pub fn render(explanation: &Explanation, question: &ExplainRequest, style: Style) -> Vec<u8> {
     match question.form {
-        ExplainForm::Text => text::render(explanation, style).into_bytes(),
+        ExplainForm::Brief => text::render(explanation, style, ShownSettings::Differing).into_bytes(),
+        ExplainForm::Full => text::render(explanation, style, ShownSettings::All).into_bytes(),
         ExplainForm::Json => json::render(explanation),
         ExplainForm::Script(local_rank) => script::worker_script(explanation, local_rank).render(),
     }

@@ -24,8 +24,10 @@ pub struct ExplainRequest {
 /// The form of an explanation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExplainForm {
-    /// For people.
-    Text,
+    /// For people: the settings that differ from their defaults.
+    Brief,
+    /// `--all`: every setting.
+    Full,
     /// `--json`
     Json,
     /// `--script`: a shell script that runs this worker.
@@ -41,10 +43,14 @@ pub enum RunIdLife {
     Fresh,
 }
 
-/// Where options were said, by their long names: typed ones in their order, then variables, then the file. The rest has
-/// its default.
+/// Where options were said, by their long names. The rest has its default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Origins(pub Vec<(&'static str, Origin)>);
+pub struct Origins {
+    /// Where the values that count were said: typed ones in their order, then variables, then the file.
+    pub said: Vec<(&'static str, Origin)>,
+    /// Where other values of the same options were said, which do not count.
+    pub overridden: Vec<(&'static str, Origin)>,
+}
 
 impl Origins {
     /// Where a setting that several options say was said: by the one typed last, else by the first that has its
@@ -52,11 +58,11 @@ impl Origins {
     #[must_use]
     pub fn of_setting(&self, options: &[&str]) -> Option<Origin> {
         let is_typed = |origin: &Origin| matches!(origin, Origin::Option(_));
-        let typed = self.0.iter().rev().find(|(long, origin)| is_typed(origin) && options.contains(long));
+        let typed = self.said.iter().rev().find(|(long, origin)| is_typed(origin) && options.contains(long));
         let first = |is_place: fn(&Origin) -> bool| {
             options
                 .iter()
-                .find_map(|option| self.0.iter().find(|(long, origin)| long == option && is_place(origin)))
+                .find_map(|option| self.said.iter().find(|(long, origin)| long == option && is_place(origin)))
         };
         let found = typed
             .or_else(|| first(|origin| matches!(origin, Origin::Variable(_))))

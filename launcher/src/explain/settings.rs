@@ -33,6 +33,8 @@ pub struct SettingLine {
     pub value: Option<LaunchValue>,
     /// The option or variable that set it.
     pub source: SettingOrigin,
+    /// Where other values were said, which do not count.
+    pub overrides: Vec<SettingOrigin>,
 }
 
 /// The source of a setting's value.
@@ -104,7 +106,12 @@ fn time(time: Duration) -> String {
 }
 
 fn setting(name: &'static str, value: Option<String>, source: SettingOrigin) -> SettingLine {
-    SettingLine { name, value: value.map(|value| LaunchValue::Known(value.into())), source }
+    SettingLine {
+        name,
+        value: value.map(|value| LaunchValue::Known(value.into())),
+        source,
+        overrides: Vec::new(),
+    }
 }
 
 impl SettingOrigins<'_> {
@@ -168,6 +175,7 @@ impl SettingOrigins<'_> {
                 name: "rdzv-id",
                 value: Some(LaunchValue::AtLaunch(Pending::RunId)),
                 source: SettingOrigin::Default,
+                overrides: Vec::new(),
             },
         };
         let mut settings = vec![
@@ -190,6 +198,10 @@ impl SettingOrigins<'_> {
         settings.extend([option("leave-out", spec.external_worker.map(|local_rank| local_rank.to_string()))]);
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
+        for line in &mut settings {
+            let overridden = self.origins.overridden.iter().filter(|(option, _)| *option == line.name);
+            line.overrides = overridden.map(|(_, origin)| origin.clone().into()).collect();
+        }
         settings
     }
 

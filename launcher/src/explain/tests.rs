@@ -234,7 +234,7 @@ fn explanation_text_lists_settings_and_ranks() {
     assert!(text.contains("\nwarning: Setting OMP_NUM_THREADS "), "{text}");
     for line in [
         "rankrun would start 2 workers on this node; nothing was started",
-        "  nproc-per-node            2                              command line",
+        "  nproc-per-node  2       command line",
         "  store           127.0.0.1, port 29511, opened by agent",
         "  SIGKILL         30 s after a stop began",
         "  ROLE_NAME                        default                        default, was x",
@@ -252,6 +252,49 @@ fn explanation_text_lists_settings_and_ranks() {
     assert!(String::from_utf8(coloured).unwrap().contains("\x1b[1;33mwarning:\x1b[0m"));
 }
 
+/// `RANKRUN_UPDATE=1` writes the files anew.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test that rewrites its files")]
+fn explanation_text_matches_reference_file() {
+    let config = b"[launch]\ngrace = 9\nmax-restarts = 3\nstdin = \"none\"\n[restart]\ndelay = \"1s\"\n";
+    let options = "--config c.toml --max-restarts 2 --nproc-per-node 2 x.py --lr 0.1";
+    let environment = [("RANKRUN_GRACE", "5"), ("PET_MAX_RESTARTS", "1"), ("PET_ROLE", "trainer")];
+    for (name, option) in [("brief", ""), ("all", "--all ")] {
+        let world = FakeWorld::new().file("/job/c.toml", config);
+        let (question, facts) =
+            question_in(world, &format!("rankrun explain {option}{options}"), &environment);
+        let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
+        let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/explain/tests/{}.txt"), name);
+        if std::env::var_os("RANKRUN_UPDATE").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn setting_said_twice_names_what_it_overrides() {
+    let config =
+        || FakeWorld::new().file("/job/c.toml", b"[launch]\ngrace = 9\nlog-dir = \"l\"\nquiet = true\n");
+    let overrides = |line: &str, environment: &[(&str, &str)], name: &str| {
+        let (question, facts) = question_in(config(), line, environment);
+        let setting =
+            of(&question, &facts).settings.into_iter().find(|setting| setting.name == name).unwrap();
+        (setting.source, setting.overrides)
+    };
+    let file = |line| SettingOrigin::File { path: "c.toml".to_owned(), line };
+    let line = "rankrun explain --config c.toml x.py";
+    let grace = [("RANKRUN_GRACE", "5")];
+    assert_eq!(overrides(line, &grace, "grace"), (by_variable("RANKRUN_GRACE"), vec![file(2)]));
+    assert_eq!(overrides(line, &[("RANKRUN_GRACE", "")], "grace"), (file(2), vec![]));
+    let typed = "rankrun explain --config c.toml --grace 1 x.py";
+    let both = vec![by_variable("RANKRUN_GRACE"), file(2)];
+    assert_eq!(overrides(typed, &grace, "grace"), (option("--grace"), both));
+    // An empty folder is the default one, and hides the file's.
+    let empty = "rankrun explain --config c.toml --log-dir= x.py";
+    assert_eq!(overrides(empty, &[], "log-dir"), (SettingOrigin::Default, vec![file(3)]));
+}
+
 #[test]
 fn devices_and_cpus_are_listed_per_rank() {
     let mut machine = crate::device::fake::cuda(2);
@@ -267,7 +310,7 @@ fn devices_and_cpus_are_listed_per_rank() {
     let line = "rankrun explain --devices 1,0 --numa-binding node x.py";
     let (mut question, facts) = question_in(world, line, &[("CUDA_VISIBLE_DEVICES", "0,1"), ("A", "1")]);
     let explanation = of(&question, &facts);
-    let text = text::render(&explanation, Style::Plain);
+    let text = text::render(&explanation, Style::Plain, text::ShownSettings::All);
     let device = format!(
         "  device      GPU 1 {name} ({pci}), NUMA node 1, by --devices 1 within CUDA_VISIBLE_DEVICES"
     );

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::quote::for_people;
 use super::{
-    Explanation, LaunchValue, ListenPorts, NodesSection, Pending, SettingOrigin, Store, StreamTarget, Text,
-    Variable, WorkerPlan,
+    Explanation, LaunchValue, ListenPorts, NodesSection, Pending, SettingLine, SettingOrigin, Store,
+    StreamTarget, Text, Variable, WorkerPlan,
 };
 use crate::device::affinity::format_ranges;
 
@@ -18,12 +18,21 @@ pub enum Style {
     Coloured,
 }
 
+/// The settings that the text has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ShownSettings {
+    /// The settings that an option, a variable or a file set.
+    Differing,
+    /// All settings, with their defaults.
+    All,
+}
+
 /// Wider values do not push the sources of the other settings away.
 const MAX_VALUE_WIDTH: usize = 44;
 const EXTERNAL_WORKER: &str = "the terminal that starts it";
 
 /// The whole text, each line ended.
-pub(super) fn render(explanation: &Explanation, style: Style) -> String {
+pub(super) fn render(explanation: &Explanation, style: Style, shown_settings: ShownSettings) -> String {
     let mut page = TextPage { style, text: String::new() };
     let count = explanation.ranks.len();
     let workers = if count == 1 { "1 worker".to_owned() } else { format!("{count} workers") };
@@ -32,11 +41,23 @@ pub(super) fn render(explanation: &Explanation, style: Style) -> String {
     for warning in &explanation.warnings {
         page.warning(warning);
     }
+    let is_shown = |setting: &&SettingLine| {
+        shown_settings == ShownSettings::All
+            || setting.source != SettingOrigin::Default
+            || !setting.overrides.is_empty()
+    };
+    let settings: Vec<&SettingLine> = explanation.settings.iter().filter(is_shown).collect();
     page.section("settings");
-    page.table(explanation.settings.iter().map(|setting| {
+    page.table(settings.iter().map(|setting| {
         let value = setting.value.as_ref().map_or_else(|| "-".to_owned(), shown);
-        [setting.name.to_owned(), value, origin(&setting.source, setting.name)]
+        [setting.name.to_owned(), value, origins(setting)]
     }));
+    let defaults = explanation.settings.len() - settings.len();
+    if defaults > 0 {
+        page.text.push_str(&format!(
+            "  {defaults} more have their defaults: `rankrun explain --all` lists them\n"
+        ));
+    }
     page.section("job");
     page.table(job_rows(explanation));
     let common = common_variables(&explanation.ranks);
@@ -195,6 +216,16 @@ fn row(variable: &Variable) -> [String; 3] {
         origin.push_str(&format!("{comma}was {}", for_people(was)));
     }
     [variable.name.to_owned(), shown(&variable.value), origin]
+}
+
+/// Where the value was said, and which other places said one.
+fn origins(setting: &SettingLine) -> String {
+    let mut text = origin(&setting.source, setting.name);
+    if !setting.overrides.is_empty() {
+        let others: Vec<String> = setting.overrides.iter().map(|other| origin(other, setting.name)).collect();
+        text.push_str(&format!(", over {}", others.join(" and ")));
+    }
+    text
 }
 
 fn origin(source: &SettingOrigin, setting: &str) -> String {

@@ -59,7 +59,7 @@ fn explain_is_recognized_only_as_first_rankrun_argument() {
 #[test]
 fn explain_options_precede_launch_options() {
     for (line, form) in [
-        ("rankrun explain x.py", ExplainForm::Text),
+        ("rankrun explain x.py", ExplainForm::Brief),
         ("rankrun explain --json x.py", ExplainForm::Json),
         ("rankrun explain --json torchrun x.py", ExplainForm::Json),
         ("rankrun explain --script 1 --nproc-per-node 2 x.py", ExplainForm::Script(LocalRank(1))),

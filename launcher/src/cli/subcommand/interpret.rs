@@ -8,12 +8,14 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, FromArgMatches};
 
 use super::{COMMANDS, ProbeArgs, ShimVerb, Subcommand, help_of};
+use crate::cli::by_hand::local_rank_in;
 use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, UsageError};
 use crate::cli::option::LaunchOption;
 use crate::cli::settings::{Setting, variable_value};
 use crate::cli::{Command, completion, explain, help, launch, man};
 use crate::control::command::{ControlCommand, ControlVerb, JobVerb};
+use crate::explain::ExplainForm;
 use crate::facts::Facts;
 use crate::gc::{GcMode, GcRequest};
 use crate::inspect::{InspectRequest, OutputMode, Subject};
@@ -68,11 +70,18 @@ pub(in crate::cli) fn interpret(
     };
     Ok(match subcommand {
         Subcommand::Run { .. } => return launch(CliFlavor::Rankrun, argv0, &words[1..], facts),
-        Subcommand::Explain { json, script, words: typed } => {
+        Subcommand::Explain { all, json, script, words: typed } => {
             // clap swallows a `--`, which is the launch's.
             let start = words.len() - typed.len();
             let start = if words[start - 1] == "--" { start - 1 } else { start };
-            return explain::interpret(argv0, (json, script), &words[start..], facts);
+            let form = |workers| match script {
+                Some(rank) => {
+                    Ok(ExplainForm::Script(local_rank_in(Origin::Option("script"), rank, workers)?))
+                }
+                None if json => Ok(ExplainForm::Json),
+                None => Ok(if all { ExplainForm::Full } else { ExplainForm::Brief }),
+            };
+            return explain::interpret(argv0, form, &words[start..], facts);
         }
         Subcommand::Devices { json, watch, device_type, id, probe } => {
             let mode = watch.map_or(OutputMode::Once(format(json)), OutputMode::Watch);

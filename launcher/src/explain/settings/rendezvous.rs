@@ -63,6 +63,7 @@ impl SettingOrigins<'_> {
                 name,
                 value: Some(if is_agreed { LaunchValue::AtLaunch(Pending::Agreed) } else { value }),
                 source,
+                overrides: Vec::new(),
             }
         };
         [

@@ -74,7 +74,7 @@ fn multi_node_interfaces_are_listed_with_reason() {
             let SettingOrigin::Because { reason } = found.source else { panic!("{:?}", found.source) };
             assert!(reason.starts_with("several hosts"), "{reason}");
         }
-        let text = text::render(&explanation, Style::Plain);
+        let text = text::render(&explanation, Style::Plain, text::ShownSettings::All);
         let line = text.lines().find(|line| line.contains("TP_SOCKET_IFNAME")).expect("a line");
         assert!(line.contains(" (interface of the way to the store) "), "{line}");
         assert!(line.ends_with(" several hosts: a host's own name may mean 127.0.0.1"), "{line}");
