@@ -31,6 +31,9 @@ impl Agent<'_> {
         if let Some(opening) = self.opening.take() {
             opening.abandon(self.user_log);
         }
+        if let Some(pending) = self.pending_join.take() {
+            pending.call.abandon(self.user_log);
+        }
         if let Some(pending) = self.pending_start.take() {
             pending.call.abandon(self.user_log);
         }

@@ -9,9 +9,11 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rankrun_contract::rank::JobId;
 
+use crate::blocking::BlockingCall;
 use crate::error::LaunchError;
 use crate::explain::quote::for_shell;
 use crate::explain::script::{Script, ScriptValue, binding_script};
@@ -19,6 +21,9 @@ use crate::placement::WorkerId;
 use crate::process::attach::ATTACH;
 use crate::process::attach_listener::{AttachListener, AttachReport, socket_name};
 use crate::process::command::WorkerCommand;
+
+/// How long the script's file system may take to answer.
+const FILE_LIMIT: Duration = Duration::from_secs(2);
 
 /// An external worker of one generation. Its script is removed on drop.
 #[derive(Debug)]
@@ -48,7 +53,9 @@ impl ExternalWorker {
         // Under the name torchrun the log folder may be a relative path.
         let script = std::path::absolute(script).unwrap_or_else(|_| script.to_owned());
         let text = build_script(worker, command, wrapper).render();
-        write_private_file(&script, &text)
+        let path = script.clone();
+        call_with_limit(move || write_private_file(&path, &text))
+            .and_then(|written| written)
             .map_err(|source| LaunchError::Script { path: script.clone(), source })?;
         Ok(Self { worker_id: worker, listener, script })
     }
@@ -85,8 +92,9 @@ impl ExternalWorker {
 
 impl Drop for ExternalWorker {
     fn drop(&mut self) {
+        let script = std::mem::take(&mut self.script);
         // A script that is already removed is fine.
-        let _ = std::fs::remove_file(&self.script);
+        let _ = call_with_limit(move || std::fs::remove_file(script));
     }
 }
 
@@ -110,6 +118,12 @@ fn build_script(worker: WorkerId, command: &WorkerCommand, wrapper: Vec<OsString
         wrapper,
         command: [&command.path].into_iter().chain(arguments).map(|word| text(word.as_bytes())).collect(),
     }
+}
+
+/// The result of a call on a file. Its file system may not answer, and signals wait meanwhile.
+fn call_with_limit<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let call = BlockingCall::start("script", move |_| call())?;
+    call.wait(FILE_LIMIT).ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
 /// Creates a new file that only our user can access.

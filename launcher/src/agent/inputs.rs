@@ -42,6 +42,7 @@ impl Agent<'_> {
             |input: &Input| matches!(input, Input::StopRequested { .. } | Input::SuspendRequested);
         if !self.state.is_suspended() && !inputs.iter().any(is_stopping) {
             inputs.extend(self.advance_opening());
+            self.advance_join();
             inputs.extend(self.advance_start());
         }
         // Also after them: a job that is told to stop must not restart.

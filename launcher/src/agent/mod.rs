@@ -57,7 +57,7 @@ use crate::agent::message::{Action, Input, JobEvent};
 use crate::agent::opening::OpenedResources;
 use crate::agent::parent_error_file::ParentFileCall;
 use crate::agent::progress::ProgressProbe;
-use crate::agent::rendezvous_handle::{PendingShutdown, RendezvousHandle};
+use crate::agent::rendezvous_handle::{PendingJoin, PendingShutdown, RendezvousHandle};
 use crate::agent::rules::JobRules;
 use crate::agent::state::State;
 use crate::agent::watched_call::WatchedCall;
@@ -149,6 +149,8 @@ struct Agent<'a> {
     workers: WorkerGroup,
     /// The stores and the log folder, while they are being opened.
     opening: Option<WatchedCall<Result<OpenedResources, LaunchError>>>,
+    /// The next round of a job of one node, while its store is emptied.
+    pending_join: Option<PendingJoin>,
     /// The next generation, while its log folders are being made.
     pending_start: Option<PendingStart>,
     rendezvous: RendezvousHandle,
@@ -189,6 +191,7 @@ impl<'a> Agent<'a> {
             state,
             workers,
             opening: Some(opening),
+            pending_join: None,
             pending_start: None,
             rendezvous,
             user_log,

@@ -15,13 +15,16 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
 
-use rankrun_contract::rank::NodeCount;
+use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
 use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
+use crate::agent::watched_call::WatchedCall;
+use crate::blocking::CallProgress;
 use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
+use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::task::{LeaseDeadlines, NetworkRendezvous, Setup};
 use crate::rendezvous::{
     FailureNote, Rendezvous, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind,
@@ -30,7 +33,7 @@ use crate::reporter::nodes;
 use crate::reporter::user_log::UserLog;
 use crate::spec::stop::StopReason;
 use crate::spec::{Entrypoint, LaunchSpec};
-use crate::store::StoreServer;
+use crate::store::{StoreError, StoreServer};
 
 /// The rendezvous of this node, from before it is open until this node has left it.
 #[derive(Debug)]
@@ -79,6 +82,14 @@ impl RendezvousHandle {
         event.and_then(|event| self.input_of(event, user_log))
     }
 
+    /// A call that has to end before a job of one node joins its next round.
+    fn reset_call(&self) -> Option<impl FnOnce() -> Result<(), StoreError> + Send + use<>> {
+        match &self.rendezvous {
+            Some(Rendezvous::Local(local)) => local.reset_call(),
+            Some(Rendezvous::Network(_)) | None => None,
+        }
+    }
+
     /// How long the rendezvous of this round took.
     pub(super) fn duration(&self) -> Duration {
         self.joined_at.elapsed()
@@ -86,7 +97,7 @@ impl RendezvousHandle {
 
     /// Pids of the clients that have connected to the training store in this round, if this agent has it.
     pub(super) fn client_pids(&self) -> Option<BTreeSet<u32>> {
-        self.training_server.as_ref()?.client_ids().ok()
+        Some(self.training_server.as_ref()?.client_ids())
     }
 
     /// What has happened, as inputs. Events that are only for people are printed.
@@ -168,6 +179,16 @@ impl RendezvousHandle {
     }
 }
 
+/// The next round, for which the training store is being emptied.
+pub(super) struct PendingJoin {
+    workers: LocalWorldSize,
+    pub(super) call: WatchedCall<Result<(), StoreError>>,
+}
+
+fn rendezvous_failed(error: RendezvousError) -> Input {
+    Input::Over(RendezvousEnd::Failed { kill_by: None, error: error.into() })
+}
+
 /// What the rendezvous needs to know of the launch.
 pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
     Setup {
@@ -228,7 +249,12 @@ impl Agent<'_> {
     /// Passes an action about the rendezvous on.
     pub(super) fn send_to_rendezvous(&mut self, action: &Action) {
         let command = match action {
-            Action::Join { workers } => RendezvousCommand::Join { workers: *workers },
+            Action::Join { workers } => {
+                return match self.rendezvous.reset_call() {
+                    Some(reset) => self.reset_store(reset, *workers),
+                    None => self.join(*workers),
+                };
+            }
             Action::TellFailure { end } => {
                 // The note may have to wait for output: it is made for other nodes only.
                 let note = self.rendezvous.network().and_then(|_| self.workers.failure_note(end));
@@ -242,6 +268,47 @@ impl Agent<'_> {
         };
         let answer = self.rendezvous.send(command, self.user_log);
         self.answers.extend(answer);
+    }
+
+    fn join(&mut self, workers: LocalWorldSize) {
+        let answer = self.rendezvous.send(RendezvousCommand::Join { workers }, self.user_log);
+        self.answers.extend(answer);
+    }
+
+    /// Empties the training store of a job of one node on another thread: the store may have much to do.
+    fn reset_store(
+        &mut self,
+        reset: impl FnOnce() -> Result<(), StoreError> + Send + 'static,
+        workers: LocalWorldSize,
+    ) {
+        let started = self.workers.file_calls().start(move |step| {
+            step.set("the training store".to_owned());
+            reset()
+        });
+        match started {
+            Ok(call) => self.pending_join = Some(PendingJoin { workers, call: WatchedCall::new(call) }),
+            Err(source) => {
+                let what = "start a thread that empties the training store";
+                self.answers.push_back(rendezvous_failed(RendezvousError::System { what, source }));
+            }
+        }
+    }
+
+    /// Joins the next round once the store is empty.
+    pub(super) fn advance_join(&mut self) {
+        let Some(pending) = &mut self.pending_join else { return };
+        let (workers, progress) = (pending.workers, pending.call.progress(self.user_log));
+        let failed = match progress {
+            CallProgress::Running => return,
+            CallProgress::Returned(Ok(())) => None,
+            CallProgress::Returned(Err(error)) => Some(error),
+            CallProgress::Lost => Some(StoreError::Stopped),
+        };
+        self.pending_join = None;
+        match failed {
+            None => self.join(workers),
+            Some(error) => self.answers.push_back(rendezvous_failed(error.into())),
+        }
     }
 
     /// Tells the other nodes of the end while the last output is written.

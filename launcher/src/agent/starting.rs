@@ -20,14 +20,16 @@ impl Agent<'_> {
     pub(super) fn call_deadlines(&self) -> impl Iterator<Item = Instant> {
         let starts = !self.state.is_suspended();
         let opening = self.opening.as_ref().filter(|_| starts).and_then(WatchedCall::deadline);
+        let join = self.pending_join.as_ref().filter(|_| starts).and_then(|join| join.call.deadline());
         let start = self.pending_start.as_ref().filter(|_| starts).and_then(|start| start.call.deadline());
         let parent_file = self.parent_file.as_ref().and_then(|file| file.call.deadline());
-        [opening, start, parent_file].into_iter().flatten()
+        [opening, join, start, parent_file].into_iter().flatten()
     }
 
     /// Readable when such a call has ended.
     pub(super) fn call_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let opening = self.opening.iter().map(AsFd::as_fd);
+        let opening = opening.chain(self.pending_join.iter().map(|join| join.call.as_fd()));
         let calls = opening.chain(self.pending_start.iter().map(|start| start.call.as_fd()));
         let parent_file = self.parent_file.iter().map(|file| file.call.as_fd());
         calls.filter(|_| !self.state.is_suspended()).chain(parent_file)

@@ -6,6 +6,7 @@ use rankrun_contract::rank::LocalWorldSize;
 use super::error::RendezvousError;
 use super::training_store::TrainingStore;
 use super::{RendezvousCommand, RendezvousEvent, Round};
+use crate::store::StoreError;
 
 /// The rounds of one node, and their training store.
 #[derive(Debug)]
@@ -20,6 +21,11 @@ impl LocalRendezvous {
     #[must_use]
     pub const fn new(training_store: TrainingStore) -> Self {
         Self { training_store, next_round: 0 }
+    }
+
+    /// A call that empties the training store. It has to end before this node joins the next round.
+    pub fn reset_call(&self) -> Option<impl FnOnce() -> Result<(), StoreError> + Send + use<>> {
+        self.training_store.reset_call().filter(|_| self.next_round > 0)
     }
 
     /// The event that answers the command. A command that only tells other nodes something has no answer.
@@ -38,13 +44,10 @@ impl LocalRendezvous {
         }
     }
 
-    /// The next round, with an empty training store.
+    /// The next round. The training store is empty.
     fn complete_round(&mut self, workers: LocalWorldSize) -> Result<Round, RendezvousError> {
         let master = self.training_store.open()?;
         let number = self.next_round;
-        if number > 0 {
-            self.training_store.reset()?;
-        }
         self.next_round += 1;
         Ok(Round { number, ..Round::of_one_node(workers, master) })
     }
@@ -79,8 +82,9 @@ mod tests {
         let mut rendezvous = open(false);
         let (first, has_server) = join(&mut rendezvous);
         assert_eq!((first.number, first.nodes, first.world_size.get()), (0, NodeCount::ONE, 3));
-        assert!(has_server);
+        assert!(has_server && open(false).reset_call().is_none(), "the first round has an empty store");
         let mut worker = TcpStream::connect((first.master.addr.as_str(), first.master.port)).unwrap();
+        rendezvous.reset_call().expect("an own server")().unwrap();
         let (second, _) = join(&mut rendezvous);
         assert_eq!((second.number, &second.master), (1, &first.master));
         assert_eq!(std::io::Read::read(&mut worker, &mut [0]).unwrap(), 0, "the round before is over");

@@ -152,6 +152,13 @@ impl TrainingStore {
         Ok(())
     }
 
+    /// [`Self::reset`] as a call for another thread, if this agent has a server of its own: the server may be slow.
+    pub fn reset_call(&self) -> Option<impl FnOnce() -> Result<(), StoreError> + Send + use<>> {
+        let Self::OwnServer(OwnServer { server: Some(server), .. }) = self else { return None };
+        let server = Arc::clone(server);
+        Some(move || server.reset())
+    }
+
     /// The server, if it is this agent's and open.
     #[must_use]
     pub const fn server(&self) -> Option<&Arc<StoreServer>> {

@@ -31,7 +31,7 @@ use crate::spec::rendezvous::PortRange;
 use bytesize::ByteSize;
 
 use listen::Interfaces;
-use server::{ClientLimits, RetainedClients, Server, ServerChannels, ServerCommand};
+use server::{ClientIds, ClientLimits, RetainedClients, Server, ServerChannels, ServerCommand};
 
 /// Reasons why the store cannot be opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +135,9 @@ impl StoreError {
 /// The time that the store's thread has for an answer. Its longest step takes a fraction of a second.
 const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
+/// The time that the thread has to close everything. A signal to the launcher waits meanwhile.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
 /// Intervals of [`REPLY_LIMIT`]: a process that was stopped meanwhile goes on waiting.
 const REPLY_TICKS: u32 = 100;
 
@@ -145,6 +148,7 @@ pub struct StoreServer {
     commands: mpsc::Sender<ServerCommand>,
     waker: Arc<EventFd>,
     departures: Arc<Notify>,
+    client_ids: ClientIds,
 }
 
 impl StoreServer {
@@ -177,8 +181,9 @@ impl StoreServer {
         let ends =
             ServerChannels { waker: Arc::clone(&waker), commands, departures: Arc::clone(&departures) };
         let server = Server::new(listener, ends, limits).map_err(error)?;
+        let client_ids = server.client_ids();
         thread::Builder::new().name("rankrun-store".to_owned()).spawn(move || server.run()).map_err(error)?;
-        Ok(Self { local_addr, commands: sender, waker, departures })
+        Ok(Self { local_addr, commands: sender, waker, departures, client_ids })
     }
 
     /// Where it listens, with the port that was found.
@@ -228,12 +233,10 @@ impl StoreServer {
     }
 
     /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
-    /// their pid.
-    ///
-    /// # Errors
-    /// The thread has ended, or does not answer.
-    pub fn client_ids(&self) -> Result<BTreeSet<u32>, StoreError> {
-        self.ask(ServerCommand::ClientIds)
+    /// their pid. Does not wait for the thread.
+    #[must_use]
+    pub fn client_ids(&self) -> BTreeSet<u32> {
+        self.client_ids.get()
     }
 
     /// Client ids of the connections that are open now.
@@ -297,8 +300,11 @@ impl StoreServer {
 
 impl Drop for StoreServer {
     fn drop(&mut self) {
+        let (answer, stopped) = mpsc::channel();
         // A store that has ended already has closed everything, and one that hangs ends with the process.
-        let _ = self.ask(ServerCommand::Stop);
+        if self.send(ServerCommand::Stop(answer)).is_ok() {
+            let _ = await_answer(&stopped, STOP_LIMIT);
+        }
     }
 }
 

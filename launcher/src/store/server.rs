@@ -29,8 +29,8 @@ use tokio::sync::Notify;
 use super::connection::{CloseReason, Connection, READ_CHUNK};
 pub(super) use command::ServerCommand;
 use memory::SlowReaders;
-pub(super) use registry::RetainedClients;
 use registry::{ClientIdentity, ClientRegistry};
+pub(super) use registry::{ClientIds, RetainedClients};
 #[cfg(test)]
 pub(super) use serve::FREED_ENTRIES;
 use warnings::Warnings;
@@ -137,6 +137,11 @@ impl Server {
             released: Vec::new(),
             listing_clients: VecDeque::new(),
         })
+    }
+
+    /// What the agent reads without asking.
+    pub(super) fn client_ids(&self) -> ClientIds {
+        self.registry.client_ids()
     }
 
     /// Serves until the agent sends `Stop`.

@@ -23,8 +23,6 @@ pub(in crate::store) enum ServerCommand {
     SetLimit(u64),
     /// Keep some room for the keys that begin with one of these.
     SetReserved(Vec<Vec<u8>>),
-    /// Answer with the client ids seen since the last reset.
-    ClientIds(mpsc::Sender<BTreeSet<u32>>),
     /// Answer with the client ids of open connections.
     Connected(oneshot::Sender<BTreeSet<u32>>),
     /// Answer with the number of open connections of clients that have sent their id.
@@ -46,7 +44,6 @@ impl Server {
                 ServerCommand::Reset { kept, done } => drop(done.send(self.reset(&kept))),
                 ServerCommand::SetLimit(bytes) => self.set_limit(bytes),
                 ServerCommand::SetReserved(prefixes) => self.keyspace.reserve(prefixes),
-                ServerCommand::ClientIds(answer) => drop(answer.send(self.registry.client_ids())),
                 ServerCommand::Connected(answer) => drop(answer.send(self.registry.connected())),
                 ServerCommand::Connections(answer) => drop(answer.send(self.registry.connections())),
                 ServerCommand::Departed(answer) => drop(answer.send(self.registry.take_departed())),

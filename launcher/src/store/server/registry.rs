@@ -1,6 +1,7 @@
 //! Connections of a store: clients that have sent their id, and idle connections. Takes `now`; holds no socket.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rankrun_contract::store::keyspace::ClientId;
@@ -68,11 +69,32 @@ fn for_each_key<'a>(request: &'a Request, mut visit: impl FnMut(&'a [u8])) {
     }
 }
 
+/// Client ids since the last reset, also of clients that have gone. The agent reads them without waiting for the
+/// server, which holds the lock for one insertion.
+#[derive(Debug, Clone, Default)]
+pub(in crate::store) struct ClientIds(Arc<Mutex<BTreeSet<u32>>>);
+
+impl ClientIds {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::store) fn get(&self) -> BTreeSet<u32> {
+        self.lock().clone()
+    }
+
+    fn insert(&self, id: u32) {
+        let mut ids = self.lock();
+        if ids.len() < MAX_CLIENT_IDS {
+            ids.insert(id);
+        }
+    }
+}
+
 /// All connections, by the identity that they have sent.
 #[derive(Debug, Default)]
 pub(super) struct ClientRegistry {
-    /// Client ids since the last reset, also of clients that have gone.
-    client_ids: BTreeSet<u32>,
+    client_ids: ClientIds,
     /// The count of open connections, per client id.
     open: BTreeMap<u32, usize>,
     /// Client ids that lost their last connection since the previous question.
@@ -97,9 +119,7 @@ impl ClientRegistry {
             self.idle.remove(&client);
         }
         if let Request::Ping { nonce } = *request {
-            if self.client_ids.len() < MAX_CLIENT_IDS {
-                self.client_ids.insert(nonce);
-            }
+            self.client_ids.insert(nonce);
             if identity.nonce.is_none() {
                 identity.nonce = Some(nonce);
                 *self.open.entry(nonce).or_default() += 1;
@@ -143,10 +163,10 @@ impl ClientRegistry {
     }
 
     pub(super) fn next_generation(&mut self) {
-        self.client_ids.clear();
+        self.client_ids.lock().clear();
     }
 
-    pub(super) fn client_ids(&self) -> BTreeSet<u32> {
+    pub(super) fn client_ids(&self) -> ClientIds {
         self.client_ids.clone()
     }
 
