@@ -29,6 +29,12 @@ pub struct BlockingCall<T> {
 pub struct CallStep(Arc<Mutex<String>>);
 
 impl CallStep {
+    /// A call that waits for this alone.
+    #[must_use]
+    pub fn only(text: &str) -> Self {
+        Self(Arc::new(Mutex::new(text.to_owned())))
+    }
+
     /// The call is about to do this.
     pub fn set(&self, text: String) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
@@ -50,16 +56,17 @@ pub enum CallProgress<T> {
     Lost,
 }
 
-/// The thread's end of a call. The owner wakes when this is dropped, also by a panic.
+/// The other thread's end of a call. The owner wakes when this is dropped, also by a panic.
 #[derive(Debug)]
-struct CallAnswer<T> {
+pub struct CallAnswer<T> {
     sender: Sender<T>,
     step: CallStep,
     ended: Arc<EventFd>,
 }
 
 impl<T> CallAnswer<T> {
-    fn send(self, answer: T) {
+    /// Ends the call.
+    pub fn send(self, answer: T) {
         // The owner may have given up.
         let _ = self.sender.send(answer);
     }
@@ -78,7 +85,7 @@ impl<T: Send + 'static> BlockingCall<T> {
     /// # Errors
     /// No descriptor or no thread is left.
     pub fn start(name: &str, call: impl FnOnce(&CallStep) -> T + Send + 'static) -> io::Result<Self> {
-        let (started, answer) = Self::open()?;
+        let (started, answer) = Self::open(CallStep::default())?;
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let result = call(&answer.step);
             answer.send(result);
@@ -86,11 +93,13 @@ impl<T: Send + 'static> BlockingCall<T> {
         Ok(started)
     }
 
-    /// A call that has not started, and its answer.
-    fn open() -> io::Result<(Self, CallAnswer<T>)> {
+    /// A call that has not started, and its answer, for a thread that runs already.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn open(step: CallStep) -> io::Result<(Self, CallAnswer<T>)> {
         let ended = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let (sender, receiver) = mpsc::channel();
-        let step = CallStep::default();
         let answer = CallAnswer { sender, step: step.clone(), ended: Arc::clone(&ended) };
         Ok((Self { answer: receiver, ended, step }, answer))
     }
@@ -112,7 +121,7 @@ impl<T: Send + 'static> BlockingCall<T> {
 
     /// Waits for the answer; `None` if there is none within `limit`.
     #[must_use]
-    pub fn wait(self, limit: Duration) -> Option<T> {
+    pub fn wait(&self, limit: Duration) -> Option<T> {
         self.answer.recv_timeout(limit).ok()
     }
 }

@@ -20,7 +20,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 use crate::agent::Agent;
 use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
 use crate::agent::watched_call::WatchedCall;
-use crate::blocking::CallProgress;
+use crate::blocking::{BlockingCall, CallProgress};
 use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
@@ -82,10 +82,10 @@ impl RendezvousHandle {
         event.and_then(|event| self.input_of(event, user_log))
     }
 
-    /// A call that has to end before a job of one node joins its next round.
-    fn reset_call(&self) -> Option<impl FnOnce() -> Result<(), StoreError> + Send + use<>> {
+    /// The call has to end before a job of one node joins its next round.
+    fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
         match &self.rendezvous {
-            Some(Rendezvous::Local(local)) => local.reset_call(),
+            Some(Rendezvous::Local(local)) => local.start_reset(),
             Some(Rendezvous::Network(_)) | None => None,
         }
     }
@@ -250,8 +250,12 @@ impl Agent<'_> {
     pub(super) fn send_to_rendezvous(&mut self, action: &Action) {
         let command = match action {
             Action::Join { workers } => {
-                return match self.rendezvous.reset_call() {
-                    Some(reset) => self.reset_store(reset, *workers),
+                return match self.rendezvous.start_reset() {
+                    Some(Ok(call)) => {
+                        self.pending_join =
+                            Some(PendingJoin { workers: *workers, call: WatchedCall::new(call) });
+                    }
+                    Some(Err(error)) => self.answers.push_back(rendezvous_failed(error.into())),
                     None => self.join(*workers),
                 };
             }
@@ -273,25 +277,6 @@ impl Agent<'_> {
     fn join(&mut self, workers: LocalWorldSize) {
         let answer = self.rendezvous.send(RendezvousCommand::Join { workers }, self.user_log);
         self.answers.extend(answer);
-    }
-
-    /// Empties the training store of a job of one node on another thread: the store may have much to do.
-    fn reset_store(
-        &mut self,
-        reset: impl FnOnce() -> Result<(), StoreError> + Send + 'static,
-        workers: LocalWorldSize,
-    ) {
-        let started = self.workers.file_calls().start(move |step| {
-            step.set("the training store".to_owned());
-            reset()
-        });
-        match started {
-            Ok(call) => self.pending_join = Some(PendingJoin { workers, call: WatchedCall::new(call) }),
-            Err(source) => {
-                let what = "start a thread that empties the training store";
-                self.answers.push_back(rendezvous_failed(RendezvousError::System { what, source }));
-            }
-        }
     }
 
     /// Joins the next round once the store is empty.

@@ -64,7 +64,7 @@ impl FileCalls {
         &self,
         call: impl FnOnce(&CallStep) -> T + Send + 'static,
     ) -> io::Result<BlockingCall<T>> {
-        let (started, answer) = BlockingCall::open()?;
+        let (started, answer) = BlockingCall::open(CallStep::default())?;
         if self.is_local.load(Ordering::Relaxed) {
             let result = call(&answer.step);
             answer.send(result);

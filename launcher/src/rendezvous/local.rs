@@ -6,6 +6,7 @@ use rankrun_contract::rank::LocalWorldSize;
 use super::error::RendezvousError;
 use super::training_store::TrainingStore;
 use super::{RendezvousCommand, RendezvousEvent, Round};
+use crate::blocking::BlockingCall;
 use crate::store::StoreError;
 
 /// The rounds of one node, and their training store.
@@ -23,9 +24,10 @@ impl LocalRendezvous {
         Self { training_store, next_round: 0 }
     }
 
-    /// A call that empties the training store. It has to end before this node joins the next round.
-    pub fn reset_call(&self) -> Option<impl FnOnce() -> Result<(), StoreError> + Send + use<>> {
-        self.training_store.reset_call().filter(|_| self.next_round > 0)
+    /// Starts to empty the training store, if it has been used. The call has to end before this node joins the next
+    /// round.
+    pub fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
+        (self.next_round > 0).then(|| self.training_store.start_reset())?
     }
 
     /// The event that answers the command. A command that only tells other nodes something has no answer.
@@ -56,6 +58,7 @@ impl LocalRendezvous {
 #[cfg(test)]
 mod tests {
     use std::net::TcpStream;
+    use std::time::Duration;
 
     use rankrun_contract::rank::{NodeCount, RunId};
 
@@ -82,9 +85,10 @@ mod tests {
         let mut rendezvous = open(false);
         let (first, has_server) = join(&mut rendezvous);
         assert_eq!((first.number, first.nodes, first.world_size.get()), (0, NodeCount::ONE, 3));
-        assert!(has_server && open(false).reset_call().is_none(), "the first round has an empty store");
+        assert!(has_server && open(false).start_reset().is_none(), "the first round has an empty store");
         let mut worker = TcpStream::connect((first.master.addr.as_str(), first.master.port)).unwrap();
-        rendezvous.reset_call().expect("an own server")().unwrap();
+        let reset = rendezvous.start_reset().expect("an own server").unwrap();
+        reset.wait(Duration::from_secs(60)).expect("an answer").unwrap();
         let (second, _) = join(&mut rendezvous);
         assert_eq!((second.number, &second.master), (1, &first.master));
         assert_eq!(std::io::Read::read(&mut worker, &mut [0]).unwrap(), 0, "the round before is over");

@@ -18,6 +18,7 @@ use rankrun_contract::rank::RunId;
 use super::address;
 use super::error::RendezvousError;
 use super::host::{StoreEndpoint, port_taken_unless_answered};
+use crate::blocking::BlockingCall;
 use crate::error::LaunchError;
 use crate::spec::rendezvous::{NetworkSpec, PortRange};
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
@@ -152,11 +153,10 @@ impl TrainingStore {
         Ok(())
     }
 
-    /// [`Self::reset`] as a call for another thread, if this agent has a server of its own: the server may be slow.
-    pub fn reset_call(&self) -> Option<impl FnOnce() -> Result<(), StoreError> + Send + use<>> {
+    /// [`Self::reset`] for a loop, if this agent has a server of its own.
+    pub fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
         let Self::OwnServer(OwnServer { server: Some(server), .. }) = self else { return None };
-        let server = Arc::clone(server);
-        Some(move || server.reset())
+        Some(server.start_reset())
     }
 
     /// The server, if it is this agent's and open.

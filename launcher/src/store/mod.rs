@@ -27,6 +27,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
+use crate::blocking::{BlockingCall, CallStep};
 use crate::spec::rendezvous::PortRange;
 use bytesize::ByteSize;
 
@@ -211,8 +212,24 @@ impl StoreServer {
     /// As [`reset`](Self::reset).
     pub fn reset_keeping(&self, prefixes: &[&str], nonces: &BTreeSet<u32>) -> Result<(), StoreError> {
         let prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
-        let kept = RetainedClients { prefixes, nonces: nonces.clone() };
-        self.ask(|done| ServerCommand::Reset { kept, done })?.map_err(|source| StoreError::Reset { source })
+        let call = self.begin_reset(RetainedClients { prefixes, nonces: nonces.clone() })?;
+        let answer = (0..REPLY_TICKS).find_map(|_| call.wait(REPLY_LIMIT / REPLY_TICKS));
+        answer.unwrap_or(Err(StoreError::Unresponsive { limit: REPLY_LIMIT }))
+    }
+
+    /// [`Self::reset`] for a loop, which polls the call.
+    ///
+    /// # Errors
+    /// The thread has ended, or no descriptor is left.
+    pub fn start_reset(&self) -> Result<BlockingCall<Result<(), StoreError>>, StoreError> {
+        self.begin_reset(RetainedClients::default())
+    }
+
+    fn begin_reset(&self, kept: RetainedClients) -> Result<BlockingCall<Result<(), StoreError>>, StoreError> {
+        let step = CallStep::only("the training store");
+        let (call, done) = BlockingCall::open(step).map_err(|source| StoreError::Reset { source })?;
+        self.send(ServerCommand::Reset { kept, done })?;
+        Ok(call)
     }
 
     /// Holds at most so many bytes of values from now on, and as many of requests and answers that are under way.
@@ -269,7 +286,6 @@ impl StoreServer {
         self.request(ServerCommand::Departed).await
     }
 
-    /// As [`Self::ask`], for a task.
     async fn request<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> ServerCommand,
@@ -282,12 +298,6 @@ impl StoreServer {
             }
         }
         Err(StoreError::Unresponsive { limit: REPLY_LIMIT })
-    }
-
-    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> ServerCommand) -> Result<T, StoreError> {
-        let (answer, answered) = mpsc::channel();
-        self.send(command(answer))?;
-        await_answer(&answered, REPLY_LIMIT)
     }
 
     fn send(&self, command: ServerCommand) -> Result<(), StoreError> {

@@ -12,13 +12,15 @@ use tokio::sync::oneshot;
 
 use super::warnings::Warnings;
 use super::{RetainedClients, Server};
+use crate::blocking::CallAnswer;
+use crate::store::StoreError;
 use crate::store::connection::is_of_one_connection;
 
 /// A request of the agent. The answer is dropped where the agent does not wait for it.
 #[derive(Debug)]
 pub(in crate::store) enum ServerCommand {
     /// Begin a generation: without the keys and connections of the last, except the kept ones.
-    Reset { kept: RetainedClients, done: mpsc::Sender<io::Result<()>> },
+    Reset { kept: RetainedClients, done: CallAnswer<Result<(), StoreError>> },
     /// Hold at most so many bytes of values, and of connections.
     SetLimit(u64),
     /// Keep some room for the keys that begin with one of these.
@@ -41,7 +43,9 @@ impl Server {
         while let Ok(command) = self.channels.commands.try_recv() {
             match command {
                 ServerCommand::Stop(done) => return ControlFlow::Break(done),
-                ServerCommand::Reset { kept, done } => drop(done.send(self.reset(&kept))),
+                ServerCommand::Reset { kept, done } => {
+                    done.send(self.reset(&kept).map_err(|source| StoreError::Reset { source }));
+                }
                 ServerCommand::SetLimit(bytes) => self.set_limit(bytes),
                 ServerCommand::SetReserved(prefixes) => self.keyspace.reserve(prefixes),
                 ServerCommand::Connected(answer) => drop(answer.send(self.registry.connected())),
