@@ -44,7 +44,6 @@ with open("/proc/self/environ", "rb") as given:
 added = {name: value for name, value in os.environb.items() if name not in names}
 interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
 # A collection in a child would copy all pages of the imported modules.
-gc.collect()
 gc.freeze()
 
 (count, folder, *rest), streams = serve()

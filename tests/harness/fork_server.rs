@@ -22,7 +22,7 @@ use rustix::net::{
 };
 
 use crate::launch::reset_signals;
-use crate::place::python;
+use crate::place::{python, python_modules};
 
 /// The process that forks, and the socket to it.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct ForkRequest<'launch> {
 }
 
 /// Variables that neither the import of PyTorch nor the loader of programs reads, and beginnings of such.
-const READ_AFTER_IMPORT: [&str; 14] = [
+const READ_AFTER_IMPORT: [&str; 15] = [
     "PATH",
     "TMPDIR",
     "HOME",
@@ -57,8 +57,9 @@ const READ_AFTER_IMPORT: [&str; 14] = [
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     "RANKRUN_E2E_MARK",
-    // The one that the fork server has.
+    // Those that the fork server has.
     "LD_LIBRARY_PATH",
+    "PYTHONPATH",
 ];
 const PREFIXES_READ_AFTER_IMPORT: [&str; 2] = ["PET_", "TORCHELASTIC_"];
 
@@ -68,8 +69,10 @@ pub(crate) fn can_fork_with(variables: &BTreeMap<OsString, OsString>) -> bool {
         READ_AFTER_IMPORT.contains(&name)
             || PREFIXES_READ_AFTER_IMPORT.iter().any(|prefix| name.starts_with(prefix))
     };
+    let own_modules = python_modules(&[]);
     variables.keys().all(|name| name.to_str().is_some_and(is_read_later))
         && variables.get(OsStr::new("LD_LIBRARY_PATH")) == env::var_os("LD_LIBRARY_PATH").as_ref()
+        && variables.get(OsStr::new("PYTHONPATH")).is_none_or(|folders| *folders == own_modules)
 }
 
 /// Forks a torchrun; its pid.
@@ -130,6 +133,7 @@ fn start_server() -> ForkServer {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("harness/fork_server.py");
     let mut command = Command::new(python());
     command.arg(script).stdin(servers).env_clear().env("HOME", "/nonexistent");
+    command.env("PYTHONPATH", python_modules(&[]));
     for name in ["PATH", "LD_LIBRARY_PATH"] {
         if let Some(value) = env::var_os(name) {
             command.env(name, value);

@@ -25,7 +25,7 @@ use crate::fork_server::{ForkRequest, can_fork_with, fork_torchrun, torchrun};
 use crate::job::{Input, Job, Start, StartedProcess};
 use crate::machine::{Machine, Opening};
 use crate::outcome::Outcome;
-use crate::place::{Scratch, copy_program, fixture, python};
+use crate::place::{Scratch, copy_program, fixture, python, python_modules};
 use crate::screen::Size;
 use crate::settings::{is_soak, is_torchrun};
 use crate::transcript::{Stream, Transcript};
@@ -175,7 +175,9 @@ impl Launch {
     /// Workers written in Python get the one that has PyTorch.
     #[must_use]
     pub fn with_torch(self) -> Self {
-        self.env("PYTHON_EXEC", python()).limit(Duration::from_secs(300))
+        self.env("PYTHON_EXEC", python())
+            .env("PYTHONPATH", python_modules(&[]))
+            .limit(Duration::from_secs(300))
     }
 
     /// On a machine with these accelerators: their libraries are found, and nothing else is changed.

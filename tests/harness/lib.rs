@@ -37,7 +37,8 @@ pub use machine::{Machine, Opening};
 pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{
-    Scratch, checkout, example, example_source, fixture, frameworks, free_port, library, python, wheel,
+    Scratch, checkout, example, example_source, fixture, frameworks, free_port, library, python,
+    python_modules, wheel,
 };
 pub use processes::{Process, is_sleeping, is_stopped, is_zombie_or_gone};
 pub use random::Random;

@@ -4,6 +4,7 @@
     reason = "the tools of a test run are found through its environment, and started"
 )]
 
+use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -15,7 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::{env, process};
 
-use crate::settings::print_notice;
+use crate::settings::{is_soak, print_notice};
 
 /// A folder of one test, removed with all that is in it.
 #[derive(Debug)]
@@ -192,6 +193,17 @@ pub fn python() -> PathBuf {
     python
 }
 
+/// The value of `PYTHONPATH` with which that Python spends less time on PyTorch's modules, behind these folders; with
+/// `RANKRUN_SOAK=1` only these.
+///
+/// # Panics
+/// Never: no folder of the tests has a colon in its name.
+#[must_use]
+pub fn python_modules(folders: &[PathBuf]) -> OsString {
+    let quick = (!is_soak()).then(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("harness/python"));
+    env::join_paths(folders.iter().cloned().chain(quick)).expect("no folder has a colon in its name")
+}
+
 /// Where [`python`] is, whether or not it is there.
 pub(crate) fn python_path() -> PathBuf {
     let installed = || cache().join("venv-torch-2.15.0/bin/python");
@@ -208,7 +220,7 @@ pub fn wheel() -> Option<PathBuf> {
     wheel
 }
 
-/// The value of `PYTHONPATH` that adds the frameworks of `tests/pytorch/frameworks.txt` to that Python:
+/// The folder of the frameworks of `tests/pytorch/frameworks.txt` for that Python:
 /// `RANKRUN_TEST_FRAMEWORKS`, else the folder that `tests/run` installs.
 ///
 /// # Panics

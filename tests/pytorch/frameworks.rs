@@ -1,13 +1,13 @@
 //! Training frameworks that recognise torchrun by its environment, on two CPU ranks.
 
-use harness::{Launch, Name, Scratch, frameworks};
+use harness::{Launch, Name, Scratch, frameworks, python_modules};
 
 use crate::programs::{assert_same_lines, number_after, script};
 
 /// The script, with the frameworks and without the network.
 fn framework(name: Name, program: &str, scratch: &Scratch) -> Launch {
     let launch = script(name, program).args([scratch.at("output")]);
-    launch.env("PYTHONPATH", frameworks()).env("HF_HUB_OFFLINE", "1")
+    launch.env("PYTHONPATH", python_modules(&[frameworks()])).env("HF_HUB_OFFLINE", "1")
 }
 
 #[test]

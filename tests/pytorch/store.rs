@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
-use harness::{fixture, python};
+use harness::{fixture, python, python_modules};
 
 fn script(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("pytorch").join(name)
@@ -19,6 +19,7 @@ fn script(name: &str) -> PathBuf {
 fn python_script(name: &str) -> Command {
     let mut command = Command::new(python());
     command.arg(script(name)).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
+    command.env("PYTHONPATH", python_modules(&[]));
     // torch's client and server look up the name of each other's address, and where no name server answers
     // that takes 10 s for each connection.
     command.env("RES_OPTIONS", "timeout:1 attempts:1");

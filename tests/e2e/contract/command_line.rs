@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use harness::{Launch, Name, Outcome, python};
+use harness::{Launch, Name, Outcome, python, python_modules};
 
 use super::pair::{Pair, status_and_last_error, status_and_out};
 
@@ -174,6 +174,7 @@ fn torchrun_statuses() -> &'static [i32] {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/contract/refused.py");
         let mut command = Command::new(python());
         command.arg(script).env("CUDA_VISIBLE_DEVICES", "").env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("PYTHONPATH", python_modules(&[]));
         let output = command.args(REFUSED.map(|options| options.join("\t"))).output().expect("Python starts");
         let output_text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
