@@ -15,6 +15,7 @@ use crate::logs::LogError;
 use crate::process::command::NulByte;
 use crate::process::exec_problem::ExecProblem;
 use crate::process::proc::ProcessScanError;
+use crate::process::process_limit_hint;
 use crate::rendezvous::error::RendezvousError;
 use crate::store::StoreError;
 
@@ -177,14 +178,6 @@ impl LaunchError {
             Self::Command { .. } | Self::Spawn { .. } => None,
         }
     }
-}
-
-/// No process and no thread could be started.
-pub(crate) fn process_limit_hint(source: &io::Error) -> Option<&'static str> {
-    (source.raw_os_error() == Some(libc::EAGAIN)).then_some(
-        "a limit on processes and threads is reached: raise it (`ulimit -u` of this user, `--pids-limit` of a container), or \
-         end some of them",
-    )
 }
 
 fn spawn_hint(source: &io::Error) -> Option<&'static str> {

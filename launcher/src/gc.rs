@@ -23,7 +23,7 @@ use std::time::Duration;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::reporter::plain::plain;
+use crate::plain::plain;
 use crate::spec::OutputFormat;
 use paths::{LeftPath, PathOutcome};
 

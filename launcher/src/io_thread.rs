@@ -46,7 +46,7 @@ impl IoThreadError {
             libc::ENFILE => {
                 Some("this machine has too many open files: close programs, or raise `fs.file-max`")
             }
-            libc::EAGAIN => crate::error::process_limit_hint(source),
+            libc::EAGAIN => crate::process::process_limit_hint(source),
             libc::ENOMEM => Some("this machine has too little free memory"),
             _ => None,
         }

@@ -17,6 +17,7 @@
 //! | `blocking` | calls that may never return, off the loops |
 //! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
 //! | [`logs`] | the workers' output |
+//! | [`plain`] | control characters of foreign text, escaped |
 //! | [`notice`] | lines that are printed once, before the workers start |
 //! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens regular files, and refuses all others |
@@ -38,6 +39,7 @@ mod litter;
 pub mod logs;
 pub mod notice;
 pub mod placement;
+pub mod plain;
 pub mod process;
 pub mod regular_file;
 pub mod rendezvous;

@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 
 use crate::device::DeviceType;
 use crate::device::Visibility;
-use crate::placement::Device;
+use crate::device::worker_device::WorkerDevice;
 use crate::spec::device_request::DeviceRequest;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
@@ -324,25 +324,6 @@ impl SignalSpec {
             stop: vec![Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT],
             forward: Vec::new(),
         }
-    }
-}
-
-/// The device and the CPUs of one worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerDevice {
-    /// The device that the worker computes on.
-    pub device: Device,
-    /// Variables that give it the device: to set, or with `None` to take away.
-    pub variables: Vec<(&'static str, Option<OsString>)>,
-    /// The CPUs that it is bound to (`--numa-binding`), in ascending order; by none it has the launcher's.
-    pub cpus: Option<Vec<u32>>,
-}
-
-impl WorkerDevice {
-    /// A worker on the CPUs; the number tells replicas apart, it binds nothing.
-    #[must_use]
-    pub const fn cpu(local_rank: LocalRank) -> Self {
-        Self { device: Device::cpu(local_rank.0), variables: Vec::new(), cpus: None }
     }
 }
 

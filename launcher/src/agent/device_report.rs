@@ -5,9 +5,8 @@ use rankrun_contract::rank::LocalRank;
 
 use crate::agent::message::JobEvent;
 use crate::device::health::{Severity, findings};
+use crate::device::worker_device::{Device, DeviceIdentity, WorkerDevice};
 use crate::device::{Accelerator, Machine, ProbeProblem, ProbeProblemKind};
-use crate::placement::{Device, DeviceIdentity};
-use crate::spec::WorkerDevice;
 
 /// Why a device that is no longer listed counts as dead.
 const NOT_LISTED: &str = "fell off the bus: it is not listed any more";

@@ -3,9 +3,10 @@
 use nix::unistd::Pid;
 
 use super::*;
+use crate::device::worker_device::WorkerDevice;
 use crate::placement;
 use crate::process::Exit;
-use crate::spec::{WorkerDevice, example};
+use crate::spec::example;
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::LocalWorldSize;
 

@@ -8,9 +8,10 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 use crate::agent::device_report;
 use crate::device::assignment::{DeviceAssignment, NodeFacts, assign_devices};
 use crate::device::choice::number;
+use crate::device::worker_device::WorkerDevice;
 use crate::device::{CudaDevice, Machine};
 use crate::facts::Facts;
-use crate::spec::{LaunchSpec, StdinPolicy, WorkerDevice};
+use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The CUDA driver's order of its devices, or why it is unknown.
 pub(super) type CudaOrder = Result<Vec<CudaDevice>, String>;

@@ -19,7 +19,7 @@ use super::suggest::{help_topic_hint, similar_option_of, unknown_options_hint};
 use super::torchrun;
 use crate::device::assignment::DeviceError;
 use crate::exit_code;
-use crate::reporter::plain::is_bidi_control;
+use crate::plain::is_bidi_control;
 use crate::spec::CliFlavor;
 pub use crate::spec::setting::{FilePlace, Origin};
 

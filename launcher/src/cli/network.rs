@@ -6,9 +6,9 @@ use super::error::{CliError, Expected};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use crate::device::DeviceType;
+use crate::device::worker_device::WorkerDevice;
 use crate::facts::Facts;
 use crate::spec::CliFlavor;
-use crate::spec::WorkerDevice;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
 use bytesize::ByteSize;
 

@@ -34,11 +34,12 @@ pub use error::DeviceError;
 
 use crate::device::choice::{Choice, SelectedDevice};
 use crate::device::visibility::{AskCuda, InheritedVariables};
+use crate::device::worker_device::WorkerDevice;
 use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility, presence};
 use crate::facts::Facts;
 use crate::notice::Notice;
+use crate::spec::CliFlavor;
 use crate::spec::device_request::{DeviceRequest, ProbeNeed, WorkerCount};
-use crate::spec::{CliFlavor, WorkerDevice};
 use cpu_workers::CpuCause;
 
 /// The answers of this node; a probe is asked only if the assignment depends on its answer.

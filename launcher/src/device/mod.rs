@@ -12,6 +12,7 @@
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
 //! | [`assignment`] | request and machine → the device of each worker |
+//! | [`worker_device`] | the device of one worker, its variables and CPUs |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
 //! | [`cpu_reason`] | the reason why workers run on the CPUs (pure) |
@@ -33,6 +34,7 @@ pub mod presence;
 pub mod probe;
 pub mod selector;
 pub mod visibility;
+pub mod worker_device;
 
 pub use machine::{
     Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceLink, DeviceProcess, DeviceState, LinkKind,

@@ -196,8 +196,8 @@ pub struct DeviceSummary {
     pub title: String,
 }
 
-impl From<&placement::DeviceIdentity> for DeviceSummary {
-    fn from(card: &placement::DeviceIdentity) -> Self {
+impl From<&crate::device::worker_device::DeviceIdentity> for DeviceSummary {
+    fn from(card: &crate::device::worker_device::DeviceIdentity) -> Self {
         Self {
             index: card.index.clone(),
             name: card.name.clone(),

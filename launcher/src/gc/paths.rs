@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{GcMode, as_seconds, format_age};
-use crate::reporter::plain::plain;
+use crate::plain::plain;
 
 /// The origin of a leftover path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

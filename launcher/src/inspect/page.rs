@@ -1,7 +1,7 @@
 //! Lines of cells that know their names, so that two pictures can be compared cell by cell. Pure.
 
 use crate::explain::Style;
-use crate::reporter::plain::plain;
+use crate::plain::plain;
 
 const GAP: usize = 2;
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
+use crate::plain::plain;
 use crate::regular_file;
-use crate::reporter::plain::plain;
 
 /// The kernel looks for a loader's name and a first line near the start.
 const HEAD: u64 = 64 * 1024;

@@ -38,6 +38,7 @@ pub mod usage;
 pub mod watchdog;
 
 use std::fmt;
+use std::io;
 
 use nix::sys::signal::Signal;
 
@@ -89,6 +90,15 @@ impl fmt::Display for Exit {
 #[must_use]
 pub fn signal_name(number: i32) -> String {
     Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |signal| signal.as_str().to_owned())
+}
+
+/// The hint where the kernel starts no process and no thread.
+#[must_use]
+pub fn process_limit_hint(source: &io::Error) -> Option<&'static str> {
+    (source.raw_os_error() == Some(libc::EAGAIN)).then_some(
+        "a limit on processes and threads is reached: raise it (`ulimit -u` of this user, `--pids-limit` of a container), or \
+         end some of them",
+    )
 }
 
 #[cfg(test)]

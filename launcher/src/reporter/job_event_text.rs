@@ -11,11 +11,11 @@ use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
 use crate::agent::message::{JobEvent, WorkerEnd};
 use crate::agent::policy::NoRestart;
+use crate::plain::plain;
 use crate::process::signal_name;
 use crate::rendezvous::Round;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
-use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
 use crate::spec::stop::StopReason;

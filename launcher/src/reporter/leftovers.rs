@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::agent::message::ShutdownNotice;
-use crate::reporter::plain::plain;
+use crate::plain::plain;
 use crate::spec::stop::StopReason;
 
 /// At most so many processes are named in one line.

@@ -14,7 +14,6 @@ pub mod log_space;
 pub mod memory;
 pub mod nodes;
 pub mod parent_file;
-pub mod plain;
 pub mod program;
 pub mod rank_names;
 pub mod rank_table;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeCount;
 
+use crate::plain::plain;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{
     FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, Round, WaitReason,
     WaitStatus, WorkerFailure,
 };
-use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_name_on_node;
 
 /// Names of more nodes than this are left out.

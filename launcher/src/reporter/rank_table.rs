@@ -8,9 +8,9 @@ use rankrun_contract::rank::Rank;
 
 use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
+use crate::plain::plain;
 use crate::process::usage::RunState;
 use crate::rendezvous::{NodeName, Round};
-use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::stop::StopReason;
 

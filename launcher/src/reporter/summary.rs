@@ -15,8 +15,9 @@ use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
 
 use crate::agent::failure::FailureKind;
 use crate::agent::message::ForeignKill;
+use crate::device::worker_device::Device;
 use crate::logs::tree::ERROR_FILE;
-use crate::placement::Device;
+use crate::plain::plain;
 use crate::process::oom::OomKills;
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::NodeName;
@@ -24,7 +25,6 @@ use crate::reporter::causes::is_exception;
 use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::log_space::{self, LogDisk};
 use crate::reporter::memory::{self, kill_in_words};
-use crate::reporter::plain::plain;
 use peers::PeerReport;
 
 /// Everything that is known of the failure that ended the job.

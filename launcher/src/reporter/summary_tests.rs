@@ -71,7 +71,7 @@ fn failure_report_of_multi_node_job_names_node() {
 #[test]
 fn failure_report_identifies_device() {
     let mut failure = example_failure();
-    let gpu = crate::placement::DeviceIdentity {
+    let gpu = crate::device::worker_device::DeviceIdentity {
         index: "3".to_owned(),
         noun: "GPU",
         name: "NVIDIA H100".to_owned(),

@@ -10,11 +10,11 @@ use nix::unistd::Pid;
 
 use crate::agent::message::JobEvent;
 use crate::notice::Notice;
+use crate::plain::{plain, with_bidi_escaped};
 use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::file_limit::{cause_in_words, hint_of};
 use crate::reporter::job_event_text;
 use crate::reporter::local_time::LocalTime;
-use crate::reporter::plain::{plain, with_bidi_escaped};
 use crate::reporter::rank_table;
 use crate::reporter::torch_log::{self, EventSubject, Level, LogLine};
 use crate::spec::CliFlavor;

@@ -127,7 +127,7 @@ impl StoreError {
             nix::errno::Errno::EACCES => Some("ports below 1024 need privileges: choose another one"),
             nix::errno::Errno::EADDRNOTAVAIL => Some("this machine does not have this address"),
             nix::errno::Errno::EMFILE => Some("too many files are open: raise the limit with `ulimit -n`"),
-            nix::errno::Errno::EAGAIN => crate::error::process_limit_hint(source),
+            nix::errno::Errno::EAGAIN => crate::process::process_limit_hint(source),
             _ => None,
         }
     }

@@ -11,7 +11,8 @@ use crate::agent::rendezvous_handle::program_name;
 use crate::agent::state::control::{JobStage, StateSummary};
 use crate::control::protocol::{JobState, JobStatus, RankState, WorkerStatus};
 use crate::control::snapshot::JobSnapshot;
-use crate::placement::{DeviceIdentity, Placement, WorkerId};
+use crate::device::worker_device::DeviceIdentity;
+use crate::placement::{Placement, WorkerId};
 
 const fn state_on_wire(stage: JobStage) -> JobState {
     match stage {

@@ -8,7 +8,7 @@ use crate::device::choice::{
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine, Visibility};
 use crate::notice::Notice;
-use crate::reporter::plain::plain;
+use crate::plain::plain;
 use crate::spec::device_request::WorkerCount;
 use crate::spec::{CliFlavor, Unhealthy};
 

@@ -7,12 +7,13 @@ use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::cpu_reason::{CpuFacts, CpuReason, find_cpu_reason};
 use crate::device::handover::assign_worker_variables;
+use crate::device::worker_device::WorkerDevice;
 use crate::device::{Machine, Visibility, presence};
 use crate::notice::Notice;
-use crate::reporter::plain::plain;
+use crate::plain::plain;
+use crate::spec::CliFlavor;
 use crate::spec::device_request::WorkerCount;
 use crate::spec::setting::Setting;
-use crate::spec::{CliFlavor, WorkerDevice};
 
 /// The way that led to the CPUs.
 #[derive(Clone, Copy)]

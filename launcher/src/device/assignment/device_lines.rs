@@ -3,10 +3,9 @@
 use crate::device::DeviceType;
 use crate::device::affinity::format_ranges;
 use crate::device::choice::{SelectedDevice, SelectionMethod, noun, number};
+use crate::device::worker_device::{DeviceIdentity, WorkerDevice};
 use crate::notice::Notice;
-use crate::placement::DeviceIdentity;
-use crate::reporter::plain::plain;
-use crate::spec::WorkerDevice;
+use crate::plain::plain;
 
 /// The identity of a chosen device, for messages.
 pub(super) fn device_identity(chosen: &SelectedDevice) -> DeviceIdentity {

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use rankrun_contract::rank::LocalWorldSize;
 
+use crate::device::worker_device::WorkerDevice;
 use crate::facts::Facts;
 use crate::notice::Notice;
-use crate::spec::{CliFlavor, WorkerDevice};
+use crate::spec::CliFlavor;
 
 const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 

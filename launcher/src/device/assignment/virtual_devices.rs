@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use rankrun_contract::rank::LocalRank;
 
 use crate::device::assignment::DeviceError;
+use crate::device::worker_device::WorkerDevice;
 use crate::facts::Facts;
-use crate::spec::WorkerDevice;
 
 const HIP: &str = "HIP_VISIBLE_DEVICES";
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";

@@ -9,10 +9,9 @@ use crate::device::affinity::Bindings;
 use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::handover::{Handover, assign_worker_variables};
+use crate::device::worker_device::{Device, WorkerDevice};
 use crate::device::{DeviceType, Machine, Visibility};
 use crate::notice::Notice;
-use crate::placement::Device;
-use crate::spec::WorkerDevice;
 use crate::spec::setting::Setting;
 
 impl Assigner<'_> {

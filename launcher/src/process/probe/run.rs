@@ -12,13 +12,13 @@ use nix::unistd::Pid;
 
 use crate::device::ProbeProblemKind;
 use crate::device::probe::Answer;
+use crate::plain::plain;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for};
 use crate::process::command::WorkerCommand;
 use crate::process::proc::proc_is_mounted;
 use crate::process::signal::{HandledSignals, reset_sigchld_action};
 use crate::process::spawn::{InheritedState, Stdio, spawn};
-use crate::reporter::plain::plain;
 
 /// The full answer for a machine of 16 cards is far below it.
 pub(super) const ANSWER_LIMIT: usize = 4 << 20;

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::env::Master;
 
+use crate::plain::plain;
 use crate::process::Exit;
-use crate::reporter::plain::plain;
 
 /// The known facts of the worker that failed first.
 #[derive(Debug, Clone)]

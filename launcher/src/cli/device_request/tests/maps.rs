@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::fake;
-use crate::spec::WorkerDevice;
+use crate::device::worker_device::WorkerDevice;
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
