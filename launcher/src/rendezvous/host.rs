@@ -108,7 +108,7 @@ fn addresses_of(name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     (name, port).to_socket_addrs().map(Iterator::collect)
 }
 
-fn no_answer() -> io::Error {
+pub(super) fn no_answer() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "no name server has answered")
 }
 

@@ -2,9 +2,12 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::rendezvous::address;
 use crate::rendezvous::c10d::C10dBackend;
@@ -47,7 +50,30 @@ pub(super) enum AddressSource {
         /// `--iface`
         iface: Option<String>,
         known: Vec<SocketAddr>,
+        /// The look-up of an earlier attempt, if it has no answer yet.
+        pending: PendingLookup,
     },
+}
+
+/// A look-up that the name server has not answered. The next attempt waits for it too: a resolver cannot be
+/// interrupted, so each look-up would leave a thread behind.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PendingLookup(Arc<Mutex<Option<LookupTask>>>);
+
+type LookupTask = JoinHandle<io::Result<Vec<SocketAddr>>>;
+
+impl PendingLookup {
+    /// The answer, of a look-up that is started unless one is under way.
+    async fn answer(
+        &self,
+        limit: Duration,
+        start: impl FnOnce() -> LookupTask,
+    ) -> io::Result<Vec<SocketAddr>> {
+        let mut pending = self.0.lock().await;
+        let found = timeout(limit, pending.get_or_insert_with(start)).await.map_err(|_| host::no_answer())?;
+        *pending = None;
+        found.map_err(io::Error::other)?
+    }
 }
 
 /// The result of one attempt.
@@ -68,6 +94,7 @@ pub(super) struct ConnectAttempts {
     has_result: bool,
     /// When a name server is asked again.
     resolve_at: Option<Instant>,
+    pending_lookup: PendingLookup,
 }
 
 impl ConnectAttempts {
@@ -80,6 +107,7 @@ impl ConnectAttempts {
             round_trip: Duration::ZERO,
             has_result: false,
             resolve_at: None,
+            pending_lookup: PendingLookup::default(),
         }
     }
 
@@ -99,6 +127,11 @@ impl ConnectAttempts {
             self.resolve_at = Some(now + RESOLVE_INTERVAL);
         }
         is_due
+    }
+
+    /// For the next attempt that asks a name server.
+    pub(super) fn pending_lookup(&self) -> PendingLookup {
+        self.pending_lookup.clone()
     }
 
     /// When the name server is asked again.
@@ -174,15 +207,19 @@ impl AddressSource {
         match self {
             Self::Known(known) => Ok(known),
             Self::Own(endpoint, store) => Ok(host::own_addresses(&endpoint, store).await),
-            Self::Name { endpoint, iface, known } => match endpoint.look_up(RESOLVE_INTERVAL).await {
-                Ok(mut addresses) => {
-                    addresses.extend(at_named_interface(&endpoint, iface.as_deref(), &addresses));
-                    Ok(addresses)
+            Self::Name { endpoint, iface, known, pending } => {
+                let asked = endpoint.clone();
+                let start = || tokio::spawn(async move { asked.look_up(Duration::MAX).await });
+                match pending.answer(RESOLVE_INTERVAL, start).await {
+                    Ok(mut addresses) => {
+                        addresses.extend(at_named_interface(&endpoint, iface.as_deref(), &addresses));
+                        Ok(addresses)
+                    }
+                    // They were found a moment ago.
+                    Err(_) if !known.is_empty() => Ok(known),
+                    Err(error) => Err(error),
                 }
-                // They were found a moment ago.
-                Err(_) if !known.is_empty() => Ok(known),
-                Err(error) => Err(error),
-            },
+            }
         }
     }
 }
@@ -229,6 +266,27 @@ mod tests {
         assert_eq!(after(None, 1), seconds(1));
         assert_eq!([after(None, 700), after(Some(false), 2_000)], [2_800, 8_000].map(Duration::from_millis));
         assert_eq!(after(Some(true), 2_000), seconds(8), "the path is longer than any limit");
+    }
+
+    #[test]
+    fn name_without_answer_is_looked_up_once() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let pending = PendingLookup::default();
+            let (found, answer) = tokio::sync::oneshot::channel();
+            let start = || tokio::spawn(async move { answer.await.map_err(io::Error::other) });
+            let limit = Duration::from_millis(1);
+            let first = pending.answer(limit, start).await;
+            assert_eq!(first.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            let second = pending.answer(limit, || panic!("one is under way")).await;
+            assert_eq!(second.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 1))];
+            found.send(addresses.clone()).unwrap();
+            let late = pending.answer(Duration::MAX, || panic!("one is under way")).await;
+            assert_eq!(late.unwrap(), addresses);
+            let next = pending.answer(Duration::MAX, || tokio::spawn(async { Ok(Vec::new()) })).await;
+            assert_eq!(next.unwrap(), [], "asked again");
+        });
     }
 
     #[test]

@@ -216,9 +216,12 @@ impl RendezvousTask {
         let endpoint = self.plan.endpoint.clone();
         match self.own_store() {
             Some(store) if known.is_empty() => Some(AddressSource::Own(endpoint, store)),
-            None if self.connection.attempts.asks_name_server(now) => {
-                Some(AddressSource::Name { endpoint, iface: self.plan.network.iface.clone(), known })
-            }
+            None if self.connection.attempts.asks_name_server(now) => Some(AddressSource::Name {
+                endpoint,
+                iface: self.plan.network.iface.clone(),
+                known,
+                pending: self.connection.attempts.pending_lookup(),
+            }),
             _ => (!known.is_empty()).then_some(AddressSource::Known(known)),
         }
     }
