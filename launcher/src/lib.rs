@@ -13,6 +13,7 @@
 //! | [`rendezvous`] | which nodes take part, in which order |
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`process`] | the only place that forks, signals and waits |
+//! | [`program`] | finds a program as `execvp` does |
 //! | [`agent`] | the only owner of the job's state |
 //! | `blocking` | calls that may never return, off the loops |
 //! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
@@ -41,6 +42,7 @@ pub mod notice;
 pub mod placement;
 pub mod plain;
 pub mod process;
+pub mod program;
 pub mod regular_file;
 pub mod rendezvous;
 pub mod reporter;
@@ -134,8 +136,8 @@ fn report_refusal(error: &CliError, facts: &Facts, parent_file: Option<&Path>) -
         text.push('\n');
     }
     let setting_error = match error {
-        CliError::Setting(error) => Some(error as &dyn std::error::Error),
         CliError::Usage { .. } => None,
+        error => Some(error as &dyn std::error::Error),
     };
     reporter::report_refused_command_line(&text, setting_error, parent_file);
     ExitCode::from(error.exit_code())

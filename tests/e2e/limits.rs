@@ -97,7 +97,10 @@ fn invalid_limit_options_are_refused() {
             (&["--time-limit", "soon"][..], "`--time-limit` is `soon`"),
             (&["--time-limit", "5M"], "`--time-limit` is `5M`"),
             (&["--warn-signal", "USR1"], "hint: give the limit too, as in `--time-limit 2h`"),
-            (&["--time-limit", "1", "--leftover-grace", "5"], "nobody can be waited for so long"),
+            (
+                &["--time-limit", "1", "--leftover-grace", "5"],
+                "the job would be over before the leftover processes are stopped",
+            ),
             (&["--time-limit", "9", "--warn-signal", "KILL@5"], "`--warn-signal` is `KILL@5`"),
         ] {
             let launch = Launch::standalone(Name::Rankrun, 1).args(args.iter().copied());

@@ -40,5 +40,5 @@ pub(super) fn local_rank_in(
     workers: LocalWorldSize,
 ) -> Result<LocalRank, SettingError> {
     let exists = u32::try_from(rank).ok().filter(|rank| *rank < workers.get());
-    exists.map(LocalRank).ok_or(SettingError::NoSuchRank { origin, rank, workers: workers.get() })
+    exists.map(LocalRank).ok_or_else(|| SettingError::no_such_rank(origin, rank, workers.get()))
 }

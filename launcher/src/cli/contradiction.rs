@@ -7,7 +7,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::error::{Clash, CliError, Expected, Origin, SettingError};
+use super::error::{CliError, Expected, Origin, Problem, SettingError};
 use super::settings::{Setting, Settings};
 use super::values::time;
 
@@ -15,7 +15,10 @@ use super::values::time;
 pub(super) fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
     match origin {
         Origin::Variable(_) => Ok(()),
-        origin => Err(SettingError::WithoutEffect { origin, missing }.into()),
+        origin => {
+            let hint = format!("add {missing}, or leave it out");
+            Err(SettingError::of_origin(origin, format!("is given, but {missing} is not"), hint).into())
+        }
     }
 }
 
@@ -25,40 +28,62 @@ pub(super) const fn are_side_by_side(one: &Origin, other: &Origin) -> bool {
 }
 
 /// The error where two settings exclude each other and stand side by side.
-pub(super) fn clash<T: Display, U: Display>(
+pub(super) fn refuse_pair<T: Display, U: Display>(
     one: Setting<T>,
     other: Setting<U>,
-    clash: Clash,
+    problem: Problem,
 ) -> Result<(), CliError> {
     if !are_side_by_side(&one.origin, &other.origin) {
         return Ok(());
     }
-    let (value, other_value) = (one.value.to_string(), other.value.to_string());
-    let (origin, other) = (one.origin, Box::new(other.origin));
-    Err(SettingError::Clash { origin, value, other, other_value, clash }.into())
+    let text = format!("and {} is `{}`: {}", beside(&other.origin), other.value, problem.text);
+    Err(SettingError::of_value(one.origin, one.value, text, problem.hint).into())
 }
+
+/// The file is already named.
+fn beside(origin: &Origin) -> String {
+    match origin {
+        Origin::File(place) => format!("`{}` in line {}", place.key, place.line),
+        origin => origin.to_string(),
+    }
+}
+
+const SHORTER: &str = "make it shorter than the time limit";
+const NO_START: Problem = Problem { text: "the job would be over before", hint: SHORTER };
+const NO_RESTART: Problem = Problem { text: "the job would be over before the first restart", hint: SHORTER };
+const NO_LEFTOVER_GRACE: Problem =
+    Problem { text: "the job would be over before the leftover processes are stopped", hint: SHORTER };
+const NO_RESET: Problem = Problem { text: "no worker can run for so long", hint: SHORTER };
+const WINDOW_IS_JOB: Problem = Problem {
+    text: "the window would be the whole job",
+    hint: "leave the window out, or make it shorter than the time limit",
+};
+const BUDGET_FIRST: Problem = Problem {
+    text: "all restarts would be used up before",
+    hint: "allow fewer restarts without progress than restarts",
+};
 
 /// Limits of which one can never strike for the other, or strikes at once.
 ///
 /// # Errors
 /// Such a pair, and times that cannot be read.
-pub(super) fn refuse_clashes(settings: &Settings<'_>) -> Result<(), CliError> {
+pub(super) fn refuse_contradicting_times(settings: &Settings<'_>) -> Result<(), CliError> {
     let limit = time(settings, &settings.args.time_limit, Expected::Time)?;
     let start = time(settings, &settings.args.start_timeout, Expected::Time)?;
     let delay = time(settings, &settings.args.restart_delay, Expected::TimeOrZero)?;
     let healthy = time(settings, &settings.args.restart_reset, Expected::Time)?;
     let window = time(settings, &settings.args.restart_window, Expected::Time)?;
     let leftover = time(settings, &settings.args.leftover_grace, Expected::TimeOrZero)?;
-    must_be_below(leftover.as_ref(), limit.as_ref(), Clash::LeftoversAfterTheEnd)?;
-    must_be_below(start.as_ref(), limit.as_ref(), Clash::StartAfterTheEnd)?;
-    must_be_below(delay.as_ref(), limit.as_ref(), Clash::RestartAfterTheEnd)?;
-    must_be_below(healthy.as_ref(), limit.as_ref(), Clash::NeverHealthy)?;
-    must_be_below(window.as_ref(), limit.as_ref(), Clash::WindowIsTheJob)?;
+    must_be_below(leftover.as_ref(), limit.as_ref(), NO_LEFTOVER_GRACE)?;
+    must_be_below(start.as_ref(), limit.as_ref(), NO_START)?;
+    must_be_below(delay.as_ref(), limit.as_ref(), NO_RESTART)?;
+    must_be_below(healthy.as_ref(), limit.as_ref(), NO_RESET)?;
+    must_be_below(window.as_ref(), limit.as_ref(), WINDOW_IS_JOB)?;
     let is_whole_job = window.is_none() && healthy.is_none() && settings.find("progress-dir").is_some();
     match (settings.get(&settings.args.progress_restarts), settings.get(&settings.args.torchrun.max_restarts))
     {
         (Some(idle), Some(most)) if is_whole_job && idle.value > most.value && most.value > 0 => {
-            clash(idle, most, Clash::BudgetFirst)
+            refuse_pair(idle, most, BUDGET_FIRST)
         }
         _ => Ok(()),
     }
@@ -67,10 +92,12 @@ pub(super) fn refuse_clashes(settings: &Settings<'_>) -> Result<(), CliError> {
 fn must_be_below(
     one: Option<&Setting<Duration>>,
     other: Option<&Setting<Duration>>,
-    why: Clash,
+    problem: Problem,
 ) -> Result<(), CliError> {
     match (one, other) {
-        (Some(one), Some(other)) if one.value >= other.value => clash(shown(one), shown(other), why),
+        (Some(one), Some(other)) if one.value >= other.value => {
+            refuse_pair(shown(one), shown(other), problem)
+        }
         _ => Ok(()),
     }
 }

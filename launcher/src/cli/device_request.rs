@@ -116,7 +116,7 @@ fn read_worker_count(settings: &Settings<'_>) -> Result<WorkerCount, CliError> {
         "gpu" => {
             WorkerCount::Devices { origin, word: value, kinds: vec![DeviceType::Cuda, DeviceType::Rocm] }
         }
-        "mtia" | "privateuseone" => return Err(SettingError::NotSupported { origin, value }.into()),
+        "mtia" | "privateuseone" => return Err(SettingError::not_supported(origin, &value).into()),
         word => match word.parse() {
             Ok(kind) => WorkerCount::Devices { origin, word: value, kinds: vec![kind] },
             Err(_) => return Err(refused(origin, value, Expected::WorkerCount)),
@@ -161,7 +161,7 @@ fn worker_count_details(
 /// The error with a hint that can be followed under this name.
 fn in_words_of(error: CliError, cli_flavor: CliFlavor) -> CliError {
     match (error, cli_flavor) {
-        (CliError::Setting(SettingError::Devices(error)), CliFlavor::Torchrun) => {
+        (CliError::Devices(error), CliFlavor::Torchrun) => {
             let (plain, hint) = (error.hint(), as_variables(&error.hint()));
             if hint == plain { (*error).into() } else { error.with_hint(hint).into() }
         }

@@ -2,10 +2,26 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::error::HostProblem;
+use super::error::Problem;
 
 /// Of a name with a dot at its end (RFC 1035, 2.3.4).
 const LONGEST_NAME: usize = 254;
+
+const NEITHER_NAME_NOR_IPV6: Problem = Problem {
+    text: "neither a name nor an IPv6 address",
+    hint: "an IPv6 address stands in brackets, and one port behind it",
+};
+const NO_IPV4: Problem =
+    Problem { text: "not an IPv4 address", hint: "give the name or an address of one machine" };
+const NO_NAME: Problem = Problem { text: "not a host name", ..NO_IPV4 };
+/// A broadcast or multicast address.
+const MANY_MACHINES: Problem =
+    Problem { text: "an address of many machines, where no connection arrives", ..NO_IPV4 };
+/// A link-local address.
+const NEEDS_INTERFACE: Problem = Problem {
+    text: "an address that means nothing without its interface, which cannot be given",
+    hint: "give another address of that machine, or its name",
+};
 
 /// Why a text names no place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +33,7 @@ pub(super) enum NoPlace {
         /// Without brackets.
         host: String,
         /// Why not.
-        problem: HostProblem,
+        problem: Problem,
     },
 }
 
@@ -59,27 +75,25 @@ pub(super) fn parse_host(text: &str) -> Result<String, NoPlace> {
 }
 
 /// Whether no node can be at this host, whatever a resolver says.
-fn problem_of(host: &str) -> Option<HostProblem> {
+fn problem_of(host: &str) -> Option<Problem> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return match address.to_canonical() {
-            IpAddr::V4(address) if address.is_broadcast() || address.is_multicast() => {
-                Some(HostProblem::ManyMachines)
-            }
-            IpAddr::V6(address) if address.is_multicast() => Some(HostProblem::ManyMachines),
+            IpAddr::V4(address) if address.is_broadcast() || address.is_multicast() => Some(MANY_MACHINES),
+            IpAddr::V6(address) if address.is_multicast() => Some(MANY_MACHINES),
             // The kernel refuses to connect to one without an interface (ipv6(7)), and torch reads no `%`.
-            IpAddr::V6(address) if address.is_unicast_link_local() => Some(HostProblem::NeedsInterface),
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(NEEDS_INTERFACE),
             _ => None,
         };
     }
     if host.contains(':') {
-        return Some(HostProblem::NeitherNameNorIpv6);
+        return Some(NEITHER_NAME_NOR_IPV6);
     }
     let is_number = host.split('.').all(|part| part.bytes().all(|byte| byte.is_ascii_digit()));
     let is_name = host.len() <= LONGEST_NAME && host.chars().any(char::is_alphanumeric);
     if is_number && !is_short_ipv4(host) {
-        return Some(HostProblem::NoIpv4);
+        return Some(NO_IPV4);
     }
-    (!is_name).then_some(HostProblem::NoName)
+    (!is_name).then_some(NO_NAME)
 }
 
 /// An IPv4 address as inet_aton(3) reads it too: `127.1`, `10.0.258`. Octal digits go to the resolver unread.
@@ -137,27 +151,26 @@ mod tests {
 
     #[test]
     fn unreachable_host_is_rejected() {
-        use HostProblem::{ManyMachines, NeedsInterface, NeitherNameNorIpv6, NoIpv4, NoName};
         let long = "a".repeat(LONGEST_NAME + 1);
         for (host, problem) in [
-            ("th1:29400", NeitherNameNorIpv6),
-            (":", NeitherNameNorIpv6),
-            ("a:b:c", NeitherNameNorIpv6),
-            ("1.2.3.4:5", NeitherNameNorIpv6),
-            ("1:2:3:4:5:6:7:8:9", NeitherNameNorIpv6),
-            ("256.0.0.1", NoIpv4),
-            ("1.2.3.4.5", NoIpv4),
-            ("10.0..1", NoIpv4),
-            ("4294967296", NoIpv4),
-            (".", NoIpv4),
-            ("--", NoName),
-            ("_.-", NoName),
-            (long.as_str(), NoName),
-            ("255.255.255.255", ManyMachines),
-            ("224.0.0.1", ManyMachines),
-            ("ff02::1", ManyMachines),
-            ("::ffff:239.1.2.3", ManyMachines),
-            ("fe80::2", NeedsInterface),
+            ("th1:29400", NEITHER_NAME_NOR_IPV6),
+            (":", NEITHER_NAME_NOR_IPV6),
+            ("a:b:c", NEITHER_NAME_NOR_IPV6),
+            ("1.2.3.4:5", NEITHER_NAME_NOR_IPV6),
+            ("1:2:3:4:5:6:7:8:9", NEITHER_NAME_NOR_IPV6),
+            ("256.0.0.1", NO_IPV4),
+            ("1.2.3.4.5", NO_IPV4),
+            ("10.0..1", NO_IPV4),
+            ("4294967296", NO_IPV4),
+            (".", NO_IPV4),
+            ("--", NO_NAME),
+            ("_.-", NO_NAME),
+            (long.as_str(), NO_NAME),
+            ("255.255.255.255", MANY_MACHINES),
+            ("224.0.0.1", MANY_MACHINES),
+            ("ff02::1", MANY_MACHINES),
+            ("::ffff:239.1.2.3", MANY_MACHINES),
+            ("fe80::2", NEEDS_INTERFACE),
         ] {
             let expected = Err(NoPlace::Host { host: host.to_owned(), problem });
             assert_eq!(parse_host(host), expected, "`{host}`");

@@ -1,18 +1,24 @@
 //! What each worker runs, and whether it can be run: looked at before anything starts.
 
+mod advice;
+
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CliError, EntrypointProblem, SettingError};
+use super::error::CliError;
 use super::option::LaunchOption;
 use super::other_language::other_language;
-use super::python::{choose_python, find_program};
+use super::python::choose_python;
 use super::settings::{CommandLine, Settings};
 use super::shebang::{LONGEST_LINE, starts_launcher};
-use super::suggest::nearest_of;
+use super::suggest::{answer_to_command, nearest_of};
 use crate::facts::{Facts, FileKind, Permission};
 use crate::notice::{IgnoredBecause, Notice};
+use crate::process::exec_problem::noexec_hint;
+use crate::program::{ProgramProblem, find_program};
 use crate::spec::{CliFlavor, Entrypoint};
 
 /// Decides between script, module and program, and checks that it is there.
@@ -32,10 +38,12 @@ pub(super) fn resolve_entrypoint(
     let no_python = settings.args.torchrun.no_python.is_some();
     let module = settings.args.torchrun.module.is_some();
     if no_python && module {
-        return Err(SettingError::ModuleWithoutPython.into());
+        let message = "`--no-python` and `--module` exclude each other";
+        return Err(CliError::refused(message, "drop one of them"));
     }
     if no_python {
-        let path = find_program(typed, settings.facts).map_err(|problem| refused(typed, problem))?;
+        let path =
+            find_program(typed, settings.facts).map_err(|problem| no_program(typed, &problem, None))?;
         return Ok(program(path));
     }
     let found = if module { None } else { program_without_asking(settings, typed)? };
@@ -45,9 +53,11 @@ pub(super) fn resolve_entrypoint(
         None => typed.clone(),
     };
     if !module {
-        check_script(settings, &script).map_err(|problem| refused(typed, problem))?;
+        check_script(settings, &script, typed)?;
     } else if settings.cli_flavor == CliFlavor::Rankrun && is_no_module(typed, settings.facts) {
-        return Err(SettingError::ModuleIsPath { module: typed.to_string_lossy().into_owned() }.into());
+        let module = typed.to_string_lossy();
+        let message = format!("`--module` takes the name of a module, and `{module}` is not one");
+        return Err(CliError::refused(message, advice::hint_for_module(&module)));
     }
     let (python, notice) = choose_python(argv0, settings.facts)?;
     notices.extend(notice);
@@ -62,10 +72,7 @@ pub(super) fn resolve_entrypoint(
 ///
 /// # Errors
 /// The entrypoint can only be the rest of a list of devices.
-pub(super) fn refuse_list_as_entrypoint(
-    settings: &Settings<'_>,
-    line: &CommandLine,
-) -> Result<(), SettingError> {
+pub(super) fn refuse_list_as_entrypoint(settings: &Settings<'_>, line: &CommandLine) -> Result<(), CliError> {
     let is_list = |word: &OsStr| {
         let text = word.as_bytes();
         let may_be = |byte: &u8| byte.is_ascii_digit() || matches!(byte, b',' | b'-' | b':');
@@ -89,7 +96,9 @@ pub(super) fn refuse_list_as_entrypoint(
         .take_while(|word| is_list(word))
         .map(|word| word.to_string_lossy().trim_end_matches(',').to_owned())
         .collect();
-    Err(refused(&line.entrypoint, EntrypointProblem::RestOfList { list: list.join(",") }))
+    let problem = "is not a program: it looks like more of the list of `--devices`";
+    let hint = format!("write the list as one word: `--devices {}`", list.join(","));
+    Err(refused(&line.entrypoint, problem, hint))
 }
 
 /// What was found at the entrypoint, or in `PATH` under its name.
@@ -111,21 +120,63 @@ fn resolve_run_path(
     }
     // `runpy` opens what it is told: `-` is a file's name.
     let path = if typed == "-" { OsStr::new("./-") } else { typed.as_os_str() };
-    check_script(settings, path).map_err(|problem| refused(typed, problem))?;
+    check_script(settings, path, typed)?;
     let (python, notice) = choose_python(argv0, settings.facts)?;
     notices.extend(notice);
     Ok(Entrypoint::RunPath { python, script: typed.clone() })
 }
 
-fn refused(typed: &OsStr, problem: EntrypointProblem) -> SettingError {
-    SettingError::Entrypoint { entrypoint: typed.to_string_lossy().into_owned(), problem }
+fn refused(typed: &OsStr, problem: impl Display, hint: impl Into<Cow<'static, str>>) -> CliError {
+    CliError::refused(format!("the entrypoint `{}` {problem}", typed.to_string_lossy()), hint)
+}
+
+/// The entrypoint is a program that cannot be run; `meant` is a file that it may stand for.
+fn no_program(typed: &OsStr, problem: &ProgramProblem, meant: Option<&str>) -> CliError {
+    let name = typed.to_string_lossy();
+    let is_absent = matches!(problem, ProgramProblem::Missing { .. } | ProgramProblem::NotInPath { .. });
+    let hint = match problem {
+        _ if is_absent && matches!(&*name, "run" | "explain") => {
+            format!("the word `{name}` must stand first; a file of that name is `./{name}`")
+        }
+        _ if is_absent && name.contains(' ') => {
+            "it has a space in it: leave out the quotes around the program and its arguments".to_owned()
+        }
+        ProgramProblem::Missing { folder } if folder.as_os_str().is_empty() => {
+            "change to a folder that exists with `cd`".to_owned()
+        }
+        ProgramProblem::Missing { .. } | ProgramProblem::NotInPath { .. } if meant.is_some() => {
+            format!("did you mean `{}`?", meant.unwrap_or_default())
+        }
+        ProgramProblem::Missing { .. } => advice::hint_for_name(&name)
+            .unwrap_or_else(|| "check the path; for a module give `-m`".to_owned()),
+        ProgramProblem::NotInPath { .. } if advice::is_list(&name) => {
+            format!("`{name}` stands in the place of the program; a list is one word, as in `--devices 0,2`")
+        }
+        ProgramProblem::NotInPath { .. } if is_python_file(Path::new(typed)) => {
+            "leave `--no-python` out: Python then runs the script".to_owned()
+        }
+        ProgramProblem::NotInPath { .. } => advice::hint_for_name(&name)
+            .or_else(|| answer_to_command(&name))
+            .unwrap_or_else(|| format!("give its path, as in `./{name}`; for a module give `-m`")),
+        ProgramProblem::Directory => "name a script, or a folder that has a `__main__.py`".to_owned(),
+        ProgramProblem::NotExecutable { path } if is_python_file(path) => {
+            "drop `--no-python`: Python then runs it".to_owned()
+        }
+        ProgramProblem::NotExecutable { path } => format!("chmod +x {}", path.display()),
+        ProgramProblem::NoExecMount { .. } => noexec_hint().to_owned(),
+    };
+    refused(typed, problem, hint)
+}
+
+fn is_python_file(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "py")
 }
 
 /// Under our own name: a program that need not be announced with `--no-python`.
 ///
 /// A file here comes first; only a bare name that is no file here is looked up in `PATH`, as `mpirun` and `srun`
 /// do. A name that ends in `.py` is always a script.
-fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<Found>, SettingError> {
+fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<Found>, CliError> {
     let here = Path::new(typed);
     if settings.cli_flavor == CliFlavor::Torchrun || here.extension() == Some(OsStr::new("py")) {
         return Ok(None);
@@ -137,8 +188,8 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
             let executable = facts.is_executable(here);
             let elf = first_bytes.starts_with(b"\x7fELF");
             if elf && !executable {
-                let problem = EntrypointProblem::of_refused_file(here.to_owned());
-                return Err(refused(typed, problem));
+                let problem = ProgramProblem::of_refused_file(here.to_owned());
+                return Err(no_program(typed, &problem, None));
             }
             // With a slash, so that `execvp` does not look it up in PATH.
             let path = || match typed.as_bytes().contains(&b'/') {
@@ -147,7 +198,8 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
             };
             let runs = elf || (executable && first_bytes.starts_with(b"#!"));
             if let Some(other) = other_language(here, &first_bytes).filter(|_| !runs) {
-                return Err(refused(typed, EntrypointProblem::OtherLanguage(other)));
+                let hint = other.hint(&typed.to_string_lossy());
+                return Err(refused(typed, other, hint));
             }
             Ok(runs.then(|| match is_of_launcher(&first_bytes, facts) {
                 true => Found::Script(here.to_owned()),
@@ -159,11 +211,10 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
                 Ok(Some(Found::Script(path)))
             }
             Ok(path) => Ok(Some(Found::Program(path))),
-            Err(EntrypointProblem::NotInPath { folders, .. }) => {
-                let script = script_of_name(typed, facts).or_else(|| nearest_file(typed, facts));
-                Err(refused(typed, EntrypointProblem::NotInPath { folders, script }))
+            Err(problem) => {
+                let meant = script_of_name(typed, facts).or_else(|| nearest_file(typed, facts));
+                Err(no_program(typed, &problem, meant.as_deref()))
             }
-            Err(problem) => Err(refused(typed, problem)),
         },
         _ => Ok(None),
     }
@@ -219,23 +270,30 @@ fn has_macro(typed: &OsStr, own: bool) -> bool {
     if own { text.contains("${local_rank}") || text.contains("${rank}") } else { text.contains('$') }
 }
 
-/// What Python would trip over, said before the workers start.
-fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), EntrypointProblem> {
-    let path = Path::new(typed);
+/// What Python would trip over, said before the workers start. `typed` is named in the error.
+fn check_script(settings: &Settings<'_>, script: &OsStr, typed: &OsStr) -> Result<(), CliError> {
+    let path = Path::new(script);
     let (facts, own) = (settings.facts, settings.cli_flavor == CliFlavor::Rankrun);
     // `-` is Python's standard input; with a macro each worker has a script of its own.
-    if typed == "-" || typed == "--" || has_macro(typed, own) {
+    if script == "-" || script == "--" || has_macro(script, own) {
         return Ok(());
     }
     match facts.world().kind(path) {
-        FileKind::Missing => Err(EntrypointProblem::Missing {
-            folder: facts.working_folder(),
-            nearest: nearest_file(typed, facts),
-        }),
-        FileKind::Directory if !facts.exists(&path.join("__main__.py")) => Err(EntrypointProblem::Directory),
-        _ if !facts.world().has_permission(Permission::Read, path) => Err(EntrypointProblem::NotReadable),
+        FileKind::Missing => {
+            let problem = ProgramProblem::Missing { folder: facts.working_folder() };
+            Err(no_program(typed, &problem, nearest_file(script, facts).as_deref()))
+        }
+        FileKind::Directory if !facts.exists(&path.join("__main__.py")) => {
+            Err(no_program(typed, &ProgramProblem::Directory, None))
+        }
+        _ if !facts.world().has_permission(Permission::Read, path) => {
+            let hint = "chmod +r, or run as a user with permission to read it";
+            Err(refused(typed, "cannot be read: permission denied", hint))
+        }
         FileKind::File if own && path.extension() == Some(OsStr::new("ipynb")) => {
-            Err(EntrypointProblem::Notebook)
+            let name = typed.to_string_lossy();
+            let hint = format!("make a script of it: `jupyter nbconvert --to script {name}`");
+            Err(refused(typed, "is a notebook, which Python cannot run", hint))
         }
         _ => Ok(()),
     }

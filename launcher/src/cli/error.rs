@@ -3,13 +3,14 @@
 //! The message is the fact and the hint is the one thing to do. Under the name `torchrun` a usage error is
 //! worded as argparse words it, since scripts look for that text.
 
-pub use clash::Clash;
-pub use conf::ConfProblem;
+pub(super) use advice::hint_for_port_in_host;
 pub use config::{ConfigError, ConfigProblem};
 pub use expected::Expected;
-pub use host::HostProblem;
-pub use rule::RuleProblem;
-pub use setting::{EntrypointProblem, SettingError};
+pub(super) use rule::RuleProblem;
+pub(super) use setting::Problem;
+pub use setting::SettingError;
+
+use std::borrow::Cow;
 
 use clap::Arg;
 
@@ -24,12 +25,8 @@ use crate::spec::CliFlavor;
 pub use crate::spec::setting::{FilePlace, Origin};
 
 mod advice;
-mod clash;
-mod conf;
 mod config;
-mod entrypoint;
 mod expected;
-mod host;
 mod rule;
 mod setting;
 
@@ -47,30 +44,54 @@ pub enum CliError {
         /// What is wrong.
         error: UsageError,
     },
-    /// What was asked for cannot be done.
+    /// A setting does not work out.
     #[error(transparent)]
-    Setting(#[from] SettingError),
+    Setting(Box<SettingError>),
+    /// A configuration file cannot be used.
+    #[error(transparent)]
+    Config(Box<ConfigError>),
+    /// Devices cannot be chosen, counted, shared or bound to as was asked.
+    #[error(transparent)]
+    Devices(Box<DeviceError>),
+    /// The launch cannot be, whatever single settings say.
+    #[error("{message}")]
+    Refused {
+        /// The fact.
+        message: String,
+        /// The one thing to do.
+        hint: Cow<'static, str>,
+    },
+}
+
+impl From<SettingError> for CliError {
+    fn from(error: SettingError) -> Self {
+        Self::Setting(Box::new(error))
+    }
 }
 
 impl From<ConfigError> for CliError {
     fn from(error: ConfigError) -> Self {
-        Self::Setting(SettingError::Config(Box::new(error)))
+        Self::Config(Box::new(error))
     }
 }
 
 impl From<DeviceError> for CliError {
     fn from(error: DeviceError) -> Self {
-        Self::Setting(SettingError::Devices(Box::new(error)))
+        Self::Devices(Box::new(error))
     }
 }
 
 impl CliError {
+    pub(super) fn refused(message: impl Into<String>, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused { message: message.into(), hint: hint.into() }
+    }
+
     /// 2 for usage, as argparse; 1 for the rest.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Usage { .. } => exit_code::USAGE,
-            Self::Setting(_) => exit_code::LAUNCHER_FAILED,
+            _ => exit_code::LAUNCHER_FAILED,
         }
     }
 
@@ -80,15 +101,17 @@ impl CliError {
         match self {
             Self::Usage { cli_flavor: CliFlavor::Rankrun, error } => error.hint(),
             Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => None,
-            Self::Setting(error) => error.hint(),
+            Self::Setting(error) => Some(error.hint.to_string()),
+            Self::Config(error) => Some(error.problem.hint()),
+            Self::Devices(error) => Some(error.hint()),
+            Self::Refused { hint, .. } => Some(hint.to_string()),
         }
     }
 
     /// Whether torchrun may be able to do it and we are not.
     #[must_use]
-    pub const fn is_not_supported(&self) -> bool {
-        let Self::Setting(error) = self else { return false };
-        matches!(error, SettingError::NotSupported { .. } | SettingError::PythonPlugin { .. })
+    pub fn is_not_supported(&self) -> bool {
+        matches!(self, Self::Setting(error) if error.is_unsupported)
     }
 
     /// The usage text that stands before the message: only under the name `torchrun`.

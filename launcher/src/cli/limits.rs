@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::contradiction::{clash, shown};
-use super::error::{Clash, CliError, Expected, SettingError};
+use super::contradiction::{refuse_pair, shown};
+use super::error::{CliError, Expected, Problem, SettingError};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use super::values::{parse_signal, parse_time, time};
@@ -15,6 +15,10 @@ use crate::spec::{RendezvousSpec, StoreHost};
 
 /// As with Slurm's `--signal`.
 const DEFAULT_WARNING: Duration = Duration::from_secs(60);
+const WARNED_AT_START: Problem = Problem {
+    text: "the workers would be warned at their start",
+    hint: "warn less long before the end, as in `USR1@10`",
+};
 
 /// How long the workers may take to join the store, which must be ours: another store does not report joins.
 pub(super) fn resolve_start_timeout(
@@ -26,10 +30,14 @@ pub(super) fn resolve_start_timeout(
         return Ok(None);
     };
     if rendezvous.nodes().allows_many() {
-        return Err(SettingError::JoinsElsewhere { origin }.into());
+        let problem = "needs the launcher's own store, and of several nodes only one has it";
+        let hint = "leave it out: PyTorch's own time-outs still end a start that hangs";
+        return Err(SettingError::of_origin(origin, problem, hint).into());
     }
     if rendezvous.store().host == StoreHost::Worker {
-        return Err(SettingError::JoinsUnseen { origin }.into());
+        let problem = "needs the launcher's own store, and rank 0 is to open it";
+        let hint = "unset `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, or leave out the limit";
+        return Err(SettingError::of_origin(origin, problem, hint).into());
     }
     Ok(Some(value))
 }
@@ -43,7 +51,11 @@ pub(super) fn resolve_time_limit(
     let Some(limit) = time(settings, &settings.args.time_limit, Expected::Time)? else {
         return match warning {
             None => Ok(None),
-            Some(Setting { origin, .. }) => Err(SettingError::NoTimeLimit { origin }.into()),
+            Some(Setting { origin, .. }) => {
+                let problem = "warns of a time limit, and there is none";
+                let hint = "give the limit too, as in `--time-limit 2h`";
+                Err(SettingError::of_origin(origin, problem, hint).into())
+            }
         };
     };
     let Some(Setting { origin, value }) = warning else {
@@ -54,7 +66,7 @@ pub(super) fn resolve_time_limit(
     };
     if warning.before >= limit.value {
         let said = Setting { origin: origin.clone(), value: &value };
-        clash(said, shown(&limit), Clash::WarnedAtStart)?;
+        refuse_pair(said, shown(&limit), WARNED_AT_START)?;
         notices.push(Notice::WarnedAtStart { origin, value, limit: limit.value });
     }
     Ok(Some(TimeLimit { limit: limit.value, warning: Some(warning) }))

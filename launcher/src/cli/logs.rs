@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::option::OptionValue;
 use super::python_text::parse_int;
+use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use crate::facts::{Facts, FileKind, Permission};
 use crate::logs::error_folder::temporary_folders;
@@ -92,7 +93,11 @@ fn say_unheard(settings: &Settings<'_>, given: [bool; 3], notices: &mut Vec<Noti
 fn refuse_duplicates(settings: &Settings<'_>) -> Result<(), CliError> {
     let mut options = ["duplicate-stdout-filters", "duplicate-stderr-filters"].into_iter();
     match options.find_map(|option| settings.find(option)) {
-        Some(found) => Err(SettingError::DuplicatesWithoutFiles { origin: found.origin }.into()),
+        Some(found) => {
+            let problem = "copies lines to a file, and `--log-dir /dev/null` makes none";
+            let hint = "name a log folder, or leave the filter out";
+            Err(SettingError::of_origin(found.origin, problem, hint).into())
+        }
         None => Ok(()),
     }
 }
@@ -126,7 +131,7 @@ fn console_ranks(settings: &Settings<'_>) -> Result<Option<BTreeSet<LocalRank>>,
         Some(ranks) => {
             Ok(Some(ranks.into_iter().filter_map(|rank| u32::try_from(rank).ok()).map(LocalRank).collect()))
         }
-        None => Err(SettingError::Refused { origin, value, expected: Expected::LocalRanks }.into()),
+        None => Err(refused(origin, value, Expected::LocalRanks)),
     }
 }
 
@@ -143,8 +148,7 @@ fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> 
         Some(template) => Ok(Some(template.to_owned())),
         None => {
             let origin = Origin::Variable(PREFIX_VARIABLE.to_owned());
-            let value = value.to_string_lossy().into_owned();
-            Err(SettingError::NotUnicode { origin, value }.into())
+            Err(SettingError::not_unicode(origin, &value.to_string_lossy()).into())
         }
     }
 }
@@ -187,10 +191,8 @@ fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
 fn stream_map(settings: &Settings<'_>, streams: &Option<OptionValue<String>>) -> Result<StreamMap, CliError> {
     let Some(found) = settings.get(streams) else { return Ok(StreamMap::All(Streams::default())) };
     let any_rank = settings.cli_flavor == CliFlavor::Rankrun;
-    parse_stream_map(&found.value, any_rank).ok_or_else(|| {
-        let expected = Expected::Streams { any_rank };
-        SettingError::Refused { origin: found.origin, value: found.value, expected }.into()
-    })
+    parse_stream_map(&found.value, any_rank)
+        .ok_or_else(|| refused(found.origin, found.value, Expected::Streams { any_rank }))
 }
 
 fn names_a_stream(map: &StreamMap) -> bool {

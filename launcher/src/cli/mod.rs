@@ -7,7 +7,6 @@
 
 pub mod error;
 pub mod option;
-pub mod python;
 
 mod behind;
 mod by_hand;
@@ -28,6 +27,7 @@ mod network;
 mod normalise;
 mod other_language;
 mod plugins;
+mod python;
 mod python_text;
 mod rankrun;
 mod rendezvous;

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use rankrun_contract::env::{NESTING, RUN_ID};
 
-use super::error::SettingError;
+use super::error::CliError;
 use crate::facts::Facts;
 use crate::rendezvous::checksum;
 use crate::spec::Entrypoint;
@@ -25,7 +25,7 @@ const MOST_ENTRYPOINTS: usize = 32;
 ///
 /// # Errors
 /// [`MOST`] launches of the entrypoint are above this one.
-pub(super) fn resolve_nesting(entrypoint: &Entrypoint, facts: &Facts) -> Result<String, SettingError> {
+pub(super) fn resolve_nesting(entrypoint: &Entrypoint, facts: &Facts) -> Result<String, CliError> {
     let inherited = facts.variable(NESTING).and_then(OsStr::to_str).and_then(Nesting::parse);
     let above = inherited.filter(|nesting| facts.world().descends_from(nesting.launcher));
     let mut nesting = above.unwrap_or_default();
@@ -33,7 +33,16 @@ pub(super) fn resolve_nesting(entrypoint: &Entrypoint, facts: &Facts) -> Result<
     let depth = nesting.enter(identity);
     if depth > MOST {
         let entrypoint = typed.to_string_lossy().into_owned();
-        return Err(SettingError::NestedTooDeep { entrypoint, depth });
+        let message = format!(
+            "the entrypoint `{entrypoint}` starts itself: this launch is inside {} launches of it, each inside the one \
+             before (`RANKRUN_NESTING`)",
+            depth - 1
+        );
+        let hint = format!(
+            "let `{entrypoint}` start no launcher on itself; where it is meant, start that launcher with \
+             `env -u RANKRUN_NESTING`"
+        );
+        return Err(CliError::refused(message, hint));
     }
     nesting.launcher = facts.world().process_id();
     Ok(nesting.render())
@@ -121,20 +130,23 @@ mod tests {
         Entrypoint::Program { path: path.into(), name: path.into() }
     }
 
-    fn nesting(world: FakeWorld, inherited: &str, path: &str) -> Result<String, SettingError> {
+    fn nesting(world: FakeWorld, inherited: &str, path: &str) -> Result<String, CliError> {
         resolve_nesting(&program(path), &world.facts(&[(NESTING, inherited)]))
     }
 
     /// What the workers of a launch inside `launches` others get.
-    fn inside(launches: u32, path: &str) -> Result<String, SettingError> {
+    fn inside(launches: u32, path: &str) -> Result<String, CliError> {
         (0..launches).try_fold(String::new(), |inherited, _| nesting(FakeWorld::new(), &inherited, path))
     }
 
     #[test]
     fn fourth_launch_of_one_entrypoint_is_refused() {
         assert!(inside(3, SCRIPT).unwrap().ends_with("=3"));
-        let entrypoint = SCRIPT.to_owned();
-        assert_eq!(inside(4, SCRIPT), Err(SettingError::NestedTooDeep { entrypoint, depth: 4 }));
+        let error = inside(4, SCRIPT).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("`{SCRIPT}` starts itself: this launch is inside 3 launches")),
+            "{error}"
+        );
     }
 
     #[test]

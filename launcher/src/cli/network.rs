@@ -79,11 +79,15 @@ pub(super) fn connection_interfaces(
 }
 
 /// Whether NCCL chooses among this host's networks by itself.
-pub(super) fn nccl_chooses(settings: &Settings<'_>, network: &NetworkSpec, seats: &[WorkerDevice]) -> bool {
-    let uses_nccl = |seat: &WorkerDevice| matches!(seat.device.kind, DeviceType::Cuda | DeviceType::Rocm);
+pub(super) fn nccl_chooses(
+    settings: &Settings<'_>,
+    network: &NetworkSpec,
+    worker_devices: &[WorkerDevice],
+) -> bool {
+    let uses_nccl = |worker: &WorkerDevice| matches!(worker.device.kind, DeviceType::Cuda | DeviceType::Rocm);
     settings.cli_flavor == CliFlavor::Rankrun
         && network.iface.is_none()
-        && seats.first().is_some_and(uses_nccl)
+        && worker_devices.first().is_some_and(uses_nccl)
         && settings.facts.filled_variable(NCCL_INTERFACE).is_none()
 }
 

@@ -29,10 +29,10 @@ pub(super) struct Refusal {
 /// # Errors
 /// What argparse calls a usage error; the values are left to clap.
 pub(super) fn normalise(words: &[OsString], command: &'static Command) -> Result<Vec<OsString>, Refusal> {
-    let mut line = Line { command, rest: words, normalised: Vec::new(), unknown: Vec::new() };
-    match line.read() {
-        Ok(()) => Ok(line.normalised),
-        Err(error) => Err(Refusal { before: line.normalised, error }),
+    let mut reader = ArgvReader { command, rest: words, normalised: Vec::new(), unknown: Vec::new() };
+    match reader.read() {
+        Ok(()) => Ok(reader.normalised),
+        Err(error) => Err(Refusal { before: reader.normalised, error }),
     }
 }
 
@@ -51,14 +51,14 @@ enum Word<'a> {
     Unknown(&'a OsStr),
 }
 
-struct Line<'a> {
+struct ArgvReader<'a> {
     command: &'static Command,
     rest: &'a [OsString],
     normalised: Vec<OsString>,
     unknown: Vec<String>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> ArgvReader<'a> {
     fn read(&mut self) -> Result<(), UsageError> {
         while let Some((word, rest)) = self.rest.split_first() {
             let word = self.classify(word)?;

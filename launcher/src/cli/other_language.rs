@@ -12,7 +12,7 @@ const INTERPRETERS: [&str; 16] = [
 
 /// A script of another language that cannot be executed as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherLanguage {
+pub(super) struct OtherLanguage {
     /// The program that runs such scripts.
     interpreter: String,
     /// Whether the script's first line names it.

@@ -14,7 +14,7 @@ pub(super) fn resolve_events(settings: &Settings<'_>) -> Result<EventLog, CliErr
         Some(Setting { origin, value }) => match value.as_str() {
             "null" | "dynamic_rendezvous" => Ok(EventLog::Off),
             "console" => Ok(EventLog::Console),
-            _ => Err(SettingError::PythonPlugin { origin, value, built_in: &["null", "console"] }.into()),
+            _ => Err(SettingError::python_plugin(origin, &value, &["null", "console"]).into()),
         },
     }
 }
@@ -26,8 +26,6 @@ pub(super) fn resolve_events(settings: &Settings<'_>) -> Result<EventLog, CliErr
 pub(super) fn refuse_logs_specs(settings: &Settings<'_>) -> Result<(), CliError> {
     match settings.get(&settings.args.torchrun.logs_specs) {
         None => Ok(()),
-        Some(Setting { origin, value }) => {
-            Err(SettingError::PythonPlugin { origin, value, built_in: &[] }.into())
-        }
+        Some(Setting { origin, value }) => Err(SettingError::python_plugin(origin, &value, &[]).into()),
     }
 }

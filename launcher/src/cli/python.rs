@@ -6,12 +6,12 @@
 //! `python3`.
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{EntrypointProblem, SettingError};
-use crate::facts::{Facts, FileKind};
+use super::error::{CliError, Origin, SettingError};
+use crate::facts::Facts;
 use crate::notice::{Notice, PythonSource};
+use crate::program::{find_program, folder_of_launcher};
 
 const NAMES: [&str; 2] = ["python", "python3"];
 
@@ -19,7 +19,7 @@ const NAMES: [&str; 2] = ["python", "python3"];
 ///
 /// # Errors
 /// `PYTHON_EXEC` is useless, or there is no Python anywhere.
-pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Option<Notice>), SettingError> {
+pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Option<Notice>), CliError> {
     let mut looked = Vec::new();
     let mut candidates: Vec<(PythonSource, PathBuf)> = Vec::new();
     if let Some(value) = facts.filled_variable("PYTHON_EXEC") {
@@ -48,49 +48,27 @@ pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Op
         }
     }
     let mut candidates = candidates.into_iter();
-    let Some((source, taken)) = candidates.next() else { return Err(SettingError::NoPython { looked }) };
+    let Some((source, taken)) = candidates.next() else { return Err(no_python(looked)) };
     let identity = identify(&taken, facts);
     let others: Vec<_> = candidates.filter(|(_, python)| identify(python, facts) != identity).collect();
     let notice = (!others.is_empty()).then(|| Notice::Python { taken: taken.clone(), source, others });
     Ok((taken, notice))
 }
 
-fn python_exec(value: &OsStr, facts: &Facts) -> Result<PathBuf, SettingError> {
-    find_program(value, facts)
-        .map_err(|problem| SettingError::PythonExec { value: value.to_string_lossy().into_owned(), problem })
-}
-
-/// A program as `execvp` finds it: by its path if there is a slash in its name, else in `PATH`.
-///
-/// # Errors
-/// There is none, or it may not be run.
-pub(crate) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, EntrypointProblem> {
-    if name.as_bytes().contains(&b'/') {
-        let path = PathBuf::from(name);
-        return match facts.world().kind(&path) {
-            FileKind::Missing => {
-                Err(EntrypointProblem::Missing { folder: facts.working_folder(), nearest: None })
-            }
-            FileKind::Directory => Err(EntrypointProblem::Directory),
-            _ if facts.is_executable(&path) => Ok(path),
-            _ => Err(EntrypointProblem::of_refused_file(path)),
-        };
-    }
-    let looked = facts.search_path();
-    facts.find_in_path(name).ok_or_else(|| {
-        let mut files = looked.iter().map(|folder| folder.join(name));
-        match files.find(|file| facts.world().kind(file) == FileKind::File) {
-            Some(path) => EntrypointProblem::of_refused_file(path),
-            None => EntrypointProblem::NotInPath { folders: looked.len(), script: None },
-        }
+fn python_exec(value: &OsStr, facts: &Facts) -> Result<PathBuf, CliError> {
+    find_program(value, facts).map_err(|problem| {
+        let origin = Origin::Variable("PYTHON_EXEC".to_owned());
+        let hint = "correct the variable, or unset it";
+        SettingError::of_value(origin, value.to_string_lossy(), format!("which {problem}"), hint).into()
     })
 }
 
-/// The folder of the path by which we were called. Its links are kept: a link in a venv's `bin/` means the venv.
-pub(crate) fn folder_of_launcher(argv0: &OsStr, facts: &Facts) -> Option<PathBuf> {
-    let path =
-        if argv0.as_bytes().contains(&b'/') { PathBuf::from(argv0) } else { facts.find_in_path(argv0)? };
-    facts.absolute(&path).parent().map(Path::to_owned)
+fn no_python(mut folders: Vec<PathBuf>) -> CliError {
+    folders.dedup();
+    let named: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+    let places = if named.is_empty() { "no folder".to_owned() } else { named.join(", ") };
+    let message = format!("no `python` or `python3` to run the entrypoint with; looked in {places}");
+    CliError::refused(message, "set `PYTHON_EXEC`, or give `--no-python` if the entrypoint is a program")
 }
 
 fn python_in(folder: &Path, facts: &Facts) -> Option<PathBuf> {

@@ -14,7 +14,8 @@ use nodes::{Nodes, must_do_without_id, rank_among, rank_in_order};
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
-use super::error::{CliError, ConfProblem, Expected, HostProblem, Origin, SettingError};
+use super::error::{CliError, Expected, Origin, Problem, SettingError, hint_for_port_in_host};
+use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
@@ -58,6 +59,11 @@ const ADDR: Unheard = ("master-addr", ["", "127.0.0.1", "localhost"]);
 const PORT: Unheard = ("master-port", ["", "29500", "0"]);
 const RANK: Unheard = ("node-rank", ["", "0", "0"]);
 const LOCAL: Unheard = ("local-addr", ["", "", ""]);
+/// `0.0.0.0` and `::` on a node that is not to host.
+const ONLY_HERE: Problem = Problem {
+    text: "any address of this machine: the node would look for the store here, and not open it",
+    hint: "name the node that hosts the store; on that one `--rdzv-conf is_host=1` keeps this address",
+};
 
 /// The rendezvous, and what was said about it that has no effect.
 ///
@@ -75,8 +81,7 @@ pub(super) fn resolve_rendezvous(
         Mode::Standalone(because) => {
             let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
             if let Some(Said { origin, item, yes: false }) = conf.is_host {
-                let problem = ConfProblem::NobodyHosts;
-                return Err(SettingError::RendezvousConf { origin, item, problem }.into());
+                return Err(conf::item_error(origin, &item, conf::NO_HOST).into());
             }
             nodes.must_do_alone(notices)?;
             refuse_idle(settings, &OF_SEVERAL_NODES)?;
@@ -130,8 +135,8 @@ fn choose_mode(
         return match value.as_str() {
             "c10d" => Ok(Mode::C10d),
             "" => Err(refused(origin, value, Expected::BackendName)),
-            "etcd" | "etcd-v2" => Err(SettingError::NotSupported { origin, value }.into()),
-            _ => Err(SettingError::PythonPlugin { origin, value, built_in: &["static", "c10d"] }.into()),
+            "etcd" | "etcd-v2" => Err(SettingError::not_supported(origin, &value).into()),
+            _ => Err(SettingError::python_plugin(origin, &value, &["static", "c10d"]).into()),
         };
     }
     let is_many = nodes.range.allows_many();
@@ -193,8 +198,7 @@ fn resolve_c10d(
             // torchrun looks for the store of another agent on this machine then.
             let is_told = conf.is_host.is_some() || settings.cli_flavor == CliFlavor::Torchrun;
             if !is_told && host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
-                let problem = HostProblem::OnlyHere;
-                return Err(SettingError::Host { origin, value: text, host, problem }.into());
+                return Err(host_error(origin, &text, &host, ONLY_HERE).into());
             }
             Spot { host, port, named_by: Some(origin) }
         }
@@ -265,8 +269,15 @@ fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option
 fn no_place(origin: Origin, value: String, (problem, expected): (NoPlace, Expected)) -> CliError {
     match problem {
         NoPlace::Unreadable => refused(origin, value, expected),
-        NoPlace::Host { host, problem } => SettingError::Host { origin, value, host, problem }.into(),
+        NoPlace::Host { host, problem } => host_error(origin, &value, &host, problem).into(),
     }
+}
+
+/// No node can be reached at the host: torchrun would try it until its time is over.
+fn host_error(origin: Origin, value: &str, host: &str, problem: Problem) -> SettingError {
+    let subject = if value == host { "which is".to_owned() } else { format!("whose host `{host}` is") };
+    let hint = hint_for_port_in_host(&origin, value).unwrap_or_else(|| problem.hint.to_owned());
+    SettingError::of_value(origin, value, format!("{subject} {}", problem.text), hint)
 }
 
 /// The host that stands in this text, which is the value or the part of it that counts.
@@ -316,10 +327,6 @@ fn say_unheard(
             notices.push(Notice::Ignored { origin: found.origin, because });
         }
     }
-}
-
-fn refused(origin: Origin, value: String, expected: Expected) -> CliError {
-    SettingError::Refused { origin, value, expected }.into()
 }
 
 #[cfg(test)]

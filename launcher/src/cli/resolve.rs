@@ -9,7 +9,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 use super::Launch;
 use super::behind::tell_options_behind;
 use super::by_hand::resolve_left_out;
-use super::contradiction::refuse_clashes;
+use super::contradiction::refuse_contradicting_times;
 use super::device_request::resolve_devices;
 use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::{CliError, Expected, Origin, SettingError};
@@ -23,7 +23,7 @@ use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::restart::{resolve_restart, tell_missing_folder};
 use super::separate_jobs::refuse_separate_jobs;
-use super::settings::{CommandLine, Setting, Settings, WrittenOption, merge};
+use super::settings::{CommandLine, Setting, Settings, WrittenOption, flag_is_not_integer, merge};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
@@ -123,8 +123,8 @@ fn worker_defaults(
 
 /// What was typed and cannot be meant.
 fn refuse_contradictions(settings: &Settings<'_>, line: &CommandLine) -> Result<(), CliError> {
-    refuse_clashes(settings)?;
-    Ok(refuse_list_as_entrypoint(settings, line)?)
+    refuse_contradicting_times(settings)?;
+    refuse_list_as_entrypoint(settings, line)
 }
 
 /// What torchrun knows and has no effect here.
@@ -153,7 +153,7 @@ fn seconds_of(facts: &Facts, name: &str) -> Option<Duration> {
 }
 
 pub(super) fn refused(origin: Origin, value: impl ToString, expected: Expected) -> CliError {
-    SettingError::Refused { origin, value: value.to_string(), expected }.into()
+    SettingError::unexpected(origin, value, expected).into()
 }
 
 /// `-v`, then `RANKRUN_VERBOSE`, then the file, then `LOGLEVEL`.
@@ -165,8 +165,7 @@ fn resolve_verbosity(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Resu
         None => None,
         Some(Setting { origin, value }) => match (value.to_str().and_then(parse_int), origin) {
             (None, Origin::Variable(variable)) => {
-                let value = value.to_string_lossy().into_owned();
-                return Err(SettingError::FlagNotInteger { variable, value }.into());
+                return Err(flag_is_not_integer(variable, value.as_os_str()).into());
             }
             (level, _) => level,
         },
@@ -212,7 +211,7 @@ fn resolve_stdin(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<Std
     match settings.get(&settings.args.stdin) {
         None => Ok(StdinPolicy::All),
         Some(Setting { origin, value: StdinPolicy::Only(LocalRank(rank)) }) if rank >= workers.get() => {
-            Err(SettingError::NoSuchRank { origin, rank: rank.into(), workers: workers.get() }.into())
+            Err(SettingError::no_such_rank(origin, rank, workers.get()).into())
         }
         Some(policy) => Ok(policy.value),
     }

@@ -26,7 +26,7 @@ const DEFAULT_FACTOR: f64 = 2.0;
 const DEFAULT_CAP: Duration = Duration::from_secs(300);
 const DEFAULT_PROGRESS_RESTARTS: u32 = 3;
 /// Unless a program asks for something else they stop it, let it go on, or do nothing: it never ends by one.
-const ENDS_NOBODY: [Signal; 8] = [
+const ENDS_NO_PROCESS: [Signal; 8] = [
     Signal::SIGSTOP,
     Signal::SIGTSTP,
     Signal::SIGTTIN,
@@ -178,13 +178,13 @@ fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<Restar
         let rule = parse_rule(value).and_then(|rule| {
             check_rule(&rule, &rules, workers)?;
             if rule.then == RuleAction::Restart && is_without_restarts(origin, most.as_ref()) {
-                return Err(RuleProblem::NoRestarts);
+                return Err(RuleProblem::without_restarts());
             }
             Ok(rule)
         });
         rules.push(rule.map_err(|problem| {
-            let key = problem.key().and_then(|key| keys.iter().find(|(known, _)| known == key));
-            bad_rule(key.map_or(origin, |(_, origin)| origin), value, problem)
+            let key = problem.key.as_ref().and_then(|key| keys.iter().find(|(known, _)| known == key));
+            rule_error(key.map_or(origin, |(_, origin)| origin), value, &problem)
         })?);
     }
     Ok(rules)
@@ -199,34 +199,41 @@ fn is_without_restarts(origin: &Origin, most: Option<&Setting<i128>>) -> bool {
     }
 }
 
-fn bad_rule(origin: &Origin, rule: &str, problem: RuleProblem) -> CliError {
-    SettingError::RestartRule { origin: origin.clone(), rule: rule.to_owned(), problem }.into()
+fn rule_error(origin: &Origin, rule: &str, problem: &RuleProblem) -> CliError {
+    let text = format!("has the rule `{rule}`, {}", problem.text);
+    SettingError::of_origin(origin.clone(), text, problem.hint).into()
 }
 
 /// Whether the rule can ever decide anything, behind the rules before it.
 fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> Result<(), RuleProblem> {
     let Conditions { exit, signal, rank, node } = rule.when;
     if exit.is_some_and(|codes| codes.contains(0)) {
-        return Err(RuleProblem::Success);
+        return Err(RuleProblem::never_matches("exit", "exit code 0 is no failure"));
     }
     if exit.is_some() && signal.is_some() {
-        return Err(RuleProblem::ExitAndSignal);
+        let reason = "a worker that a signal ends has no exit code";
+        return Err(RuleProblem::never_matches("signal", reason));
     }
     if let (Some(rank), Some(workers)) = (rank, workers.ranks())
         && rank.0 >= workers
     {
-        return Err(RuleProblem::NoSuchRank { workers });
+        let reason = format!("the ranks are 0 to {}", workers - 1);
+        return Err(RuleProblem::never_matches("rank", reason));
     }
     if node.is_some_and(|node| node.0 >= workers.nodes.get()) {
-        return Err(RuleProblem::NoSuchNode { nodes: workers.nodes.get() });
+        let reason = match workers.nodes.get() {
+            1 => "a job of one node has node rank 0 only".to_owned(),
+            nodes => format!("the node ranks are 0 to {}", nodes - 1),
+        };
+        return Err(RuleProblem::never_matches("node", reason));
     }
-    if let Some(signal) = signal.filter(|signal| ENDS_NOBODY.contains(signal)) {
-        return Err(RuleProblem::EndsNobody(signal));
+    if let Some(signal) = signal.filter(|signal| ENDS_NO_PROCESS.contains(signal)) {
+        return Err(RuleProblem::never_matches("signal", format!("{signal} ends no process")));
     }
     match coverage::covered_by(rule, before, workers.ranks(), workers.nodes.get()) {
         Some(earlier) => {
             let shown: Vec<String> = earlier.iter().map(|earlier| format!("`{earlier}`")).collect();
-            Err(RuleProblem::Covered { by: shown.join(" and ") })
+            Err(RuleProblem::covered_by(&shown.join(" and ")))
         }
         None => Ok(()),
     }
@@ -234,9 +241,9 @@ fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> R
 
 /// `exit=10-19/42+rank=0:fail`
 fn parse_rule(text: &str) -> Result<RestartRule, RuleProblem> {
-    let (conditions, action) = text.rsplit_once(':').ok_or(RuleProblem::NoAction)?;
+    let (conditions, action) = text.rsplit_once(':').ok_or_else(RuleProblem::without_action)?;
     let action = action.trim();
-    let then = parse_action(action).ok_or_else(|| RuleProblem::UnknownAction(action.to_owned()))?;
+    let then = parse_action(action).ok_or_else(|| RuleProblem::unknown_action(action))?;
     let mut when = Conditions::default();
     if conditions.trim() != "any" {
         for condition in conditions.split('+').map(str::trim) {
@@ -247,18 +254,17 @@ fn parse_rule(text: &str) -> Result<RestartRule, RuleProblem> {
 }
 
 fn add_condition(when: &mut Conditions, condition: &str) -> Result<(), RuleProblem> {
-    let (name, value) =
-        condition.split_once('=').ok_or_else(|| RuleProblem::UnknownCondition(condition.to_owned()))?;
-    let bad = || RuleProblem::BadValue(condition.to_owned());
+    let (name, value) = condition.split_once('=').ok_or_else(|| RuleProblem::unknown_condition(condition))?;
+    let bad = || RuleProblem::unreadable_condition(condition);
     let value = value.trim();
     let twice = match name.trim() {
         "exit" => when.exit.replace(parse_codes(value).ok_or_else(bad)?).map(|_| "exit"),
         "signal" => when.signal.replace(parse_signal(value).ok_or_else(bad)?).map(|_| "signal"),
         "rank" => when.rank.replace(value.parse().map(Rank).map_err(|_| bad())?).map(|_| "rank"),
         "node" => when.node.replace(value.parse().map(NodeRank).map_err(|_| bad())?).map(|_| "node"),
-        name => return Err(RuleProblem::UnknownCondition(name.to_owned())),
+        name => return Err(RuleProblem::unknown_condition(name)),
     };
-    twice.map_or(Ok(()), |name| Err(RuleProblem::Twice(name)))
+    twice.map_or(Ok(()), |name| Err(RuleProblem::repeated_condition(name)))
 }
 
 fn parse_action(word: &str) -> Option<RuleAction> {

@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use super::error::{CliError, SettingError};
+use super::error::CliError;
 use super::option::{Kind, LaunchOption};
 use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
 use super::settings::{CommandLine, Settings, WrittenOption};
@@ -37,7 +37,7 @@ pub(super) fn refuse_separate_jobs(
     if settings.find("nnodes").is_some() || settings.args.torchrun.standalone.is_some() {
         return Ok(());
     }
-    let line = Line { settings, argv0, typed };
+    let line = SingleJobLine { settings, argv0, typed };
     let Some(step) = find_step(settings.facts) else {
         let of_allocation = nodes_of_allocation(settings.facts)
             .map(|nodes| SeparateJobs::Allocation { nodes, line: line.of_slurm(nodes, None) });
@@ -47,7 +47,13 @@ pub(super) fn refuse_separate_jobs(
     let Some(tasks) = step.all else { return Ok(()) };
     let (variable, tasks, line) = (tasks.variable, tasks.count, line.of_step(&step));
     match settings.cli_flavor {
-        CliFlavor::Rankrun => Err(SettingError::SeparateJobs { variable, tasks, line }.into()),
+        CliFlavor::Rankrun => Err(CliError::refused(
+            format!(
+                "`{variable}` says that this is one of {tasks} tasks, and nothing says how many nodes the job has: each \
+                 task would run a separate job"
+            ),
+            format!("one job is started by `{line}`; for separate jobs add `--nnodes 1`"),
+        )),
         CliFlavor::Torchrun => {
             notices.push(Notice::SeparateJobs(SeparateJobs::Tasks { variable, tasks, line }));
             Ok(())
@@ -56,13 +62,13 @@ pub(super) fn refuse_separate_jobs(
 }
 
 /// The command line that makes one job of all tasks.
-struct Line<'a> {
+struct SingleJobLine<'a> {
     settings: &'a Settings<'a>,
     argv0: &'a OsStr,
     typed: &'a CommandLine,
 }
 
-impl Line<'_> {
+impl SingleJobLine<'_> {
     fn of_step(&self, step: &Step) -> String {
         let here = step.here.map(|tasks| tasks.count);
         match step.starter {
@@ -71,9 +77,9 @@ impl Line<'_> {
                 format!("{}`, without `{command}", self.launcher(here, ""))
             }
             Starter::Mpi { .. } => {
-                let meeting =
+                let rendezvous =
                     format!("--nnodes {} --rdzv-backend c10d --rdzv-endpoint \"$(hostname)\"", step.nodes);
-                format!("{} {}", step.one_per_node(), self.launcher(here, &meeting))
+                format!("{} {}", step.one_per_node(), self.launcher(here, &rendezvous))
             }
         }
     }
@@ -88,19 +94,19 @@ impl Line<'_> {
         if nodes < 2 {
             return format!("{srun}{cpus} {}", self.launcher(here, ""));
         }
-        let meeting = format!(
+        let rendezvous = format!(
             "--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint \
              \"$(scontrol show hostnames \"$SLURM_STEP_NODELIST\" | head -n 1)\" --rdzv-id \"$SLURM_JOB_ID\""
         );
-        let inner = self.launcher(here, &meeting);
+        let inner = self.launcher(here, &rendezvous);
         let inner = String::from_utf8_lossy(&for_shell(OsStr::new(&inner))).into_owned();
         format!("{srun}{cpus} bash -c {inner}")
     }
 
     /// What was typed, with other words about the nodes. As many workers as there were tasks, where no number was said.
-    fn launcher(&self, here: Option<u32>, meeting: &str) -> String {
+    fn launcher(&self, here: Option<u32>, rendezvous: &str) -> String {
         let mut words = vec![for_people(self.argv0)];
-        words.extend(Some(meeting).filter(|meeting| !meeting.is_empty()).map(str::to_owned));
+        words.extend(Some(rendezvous).filter(|rendezvous| !rendezvous.is_empty()).map(str::to_owned));
         if let Some(here) = here.filter(|_| self.settings.find("nproc-per-node").is_none()) {
             words.push(format!("--nproc-per-node {here}"));
         }

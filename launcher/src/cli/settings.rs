@@ -133,7 +133,7 @@ fn match_words(
                 origin.map_or(Origin::Option(option.long_name()), |written| written.setting.origin.clone());
             let value = text(ContextKind::InvalidValue).to_owned();
             Err(if option.kind() == Kind::Text {
-                SettingError::NotUnicode { origin, value }.into()
+                SettingError::not_unicode(origin, &value).into()
             } else {
                 CliError::Usage { cli_flavor, error: UsageError::BadValue { option, origin, value } }
             })
@@ -215,11 +215,15 @@ fn below_command_line(
     match value.to_str().and_then(parse_int) {
         Some(0) => Ok(None),
         Some(_) => Ok(Some(Setting { origin: Origin::Variable(variable), value: value.to_owned() })),
-        None => {
-            let value = value.to_string_lossy().into_owned();
-            Err(SettingError::FlagNotInteger { variable, value })
-        }
+        None => Err(flag_is_not_integer(variable, value)),
     }
+}
+
+/// torchrun refuses such a variable too.
+pub(super) fn flag_is_not_integer(variable: String, value: &OsStr) -> SettingError {
+    let hint = format!("`{variable}=1` is on, 0 is off");
+    let problem = "which is not a whole number";
+    SettingError::of_value(Origin::Variable(variable), value.to_string_lossy(), problem, hint)
 }
 
 pub(super) fn variable(option: &Arg, facts: &Facts) -> Option<Setting<OsString>> {

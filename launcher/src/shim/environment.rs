@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::ShimError;
-use crate::cli::python::{find_program, folder_of_launcher};
 use crate::facts::Facts;
+use crate::program::{find_program, folder_of_launcher};
 
 /// The program for the chosen Python: it prints texts between NUL bytes.
 pub(super) const PROBE_SCRIPT: &str = include_str!("templates/probe.py");

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::cli::error::EntrypointProblem;
+use crate::program::ProgramProblem;
 
 /// Reasons why the shim command failed.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum ShimError {
         /// The Python as it was typed.
         named: String,
         /// The reason why it cannot be run.
-        problem: EntrypointProblem,
+        problem: ProgramProblem,
     },
     /// There is no Python beside rankrun, and no active environment.
     #[error("no Python environment is found; looked in {}", join_places(folders))]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkout::RustFile;
-use crate::names::{identifiers, public_names, tests, types, words_of};
+use crate::names::{identifiers, tests, types, words_of};
 
 /// The most type names with several meanings in a package.
 pub const MOST_NAMES: usize = 14;
@@ -23,8 +23,6 @@ const OLD: &str = "asleep beat beats believers bond book clash crowd crowds deed
                    foresee guest guests halt happening impatience introduction knock linger manner manners meeting news \
                    obey outlook parting persona pulse reseat seat seating seats sightings stranger strangers testimony \
                    upheaval wish wishes";
-/// The room that is rewritten. Other rooms have to use the names that it declares.
-const REWRITTEN: &str = "launcher/src/cli";
 
 /// What a room still has of what the rules forbid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -84,12 +82,10 @@ impl Count {
     #[must_use]
     pub fn of(files: &[RustFile]) -> Self {
         let mut count = Self::default();
-        let rewritten = files.iter().filter(|file| file.room() == REWRITTEN);
-        let declared: BTreeSet<&str> = rewritten.flat_map(|file| public_names(&file.source.code)).collect();
         for file in files {
             count.add_words(file);
             count.add_tests(file);
-            count.add_old_words(file, &declared);
+            count.add_old_words(file);
             if let Some(package) = file.package() {
                 count.add_package(package, file);
             }
@@ -129,16 +125,14 @@ impl Count {
         }
     }
 
-    fn add_old_words(&mut self, file: &RustFile, declared: &BTreeSet<&str>) {
+    fn add_old_words(&mut self, file: &RustFile) {
         // This list.
         if file.path.starts_with("tests/text/") {
             return;
         }
         let room = self.rooms.entry(file.room()).or_default();
-        let is_rewritten = file.room() == REWRITTEN;
         for (identifier, line) in identifiers(&file.source.code) {
-            let is_free = is_rewritten || !declared.contains(identifier);
-            if is_free && words_of(identifier).iter().any(|word| OLD.split(' ').any(|old| old == word)) {
+            if words_of(identifier).iter().any(|word| OLD.split(' ').any(|old| old == word)) {
                 room.old_words += 1;
                 self.findings.push(format!("{}:{line}: old word: {identifier}", file.path));
             }
@@ -213,21 +207,11 @@ mod self_test {
     }
 
     #[test]
-    fn old_words_count_outside_of_what_the_command_line_declares() {
+    fn old_words_count_in_identifiers_of_every_room() {
         let file = |path: &str, code: &str| RustFile::new(path, code);
         let cli = file("launcher/src/cli/inspect.rs", "pub enum Manner { Seat } fn f() { let wish = 1; }");
-        let other = file(
-            "launcher/src/agent/state.rs",
-            "fn f(m: Manner) { let wish = Seat; let seats = m.seat_list(); }",
-        );
-        let count = Count::of(&[cli, other]);
-        let of = |room: &str| count.rooms.get(room).map(|room| room.old_words);
-        assert_eq!(
-            (of("launcher/src/cli"), of("launcher/src/agent")),
-            (Some(3), Some(3)),
-            "{:?}",
-            count.findings
-        );
+        let count = Count::of(&[cli]);
+        assert_eq!(count.rooms["launcher/src/cli"].old_words, 3, "{:?}", count.findings);
     }
 
     #[test]

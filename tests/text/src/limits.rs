@@ -19,7 +19,7 @@ const HEADER: &str = "\
 # citation FILE: a citation that leads nowhere yet
 #
 # The aim: 0 messages, 0 long test names, 0 old words, 1 of 1,000 comment lines, 29 of 100 doc lines, 14 names,
-# 0 citations. A test asserts it for all rooms but the command line, which is rewritten.
+# 0 citations. A test asserts it for all rooms.
 ";
 
 /// The file, as lines by what they are about.

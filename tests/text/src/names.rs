@@ -69,19 +69,6 @@ pub fn identifiers(code: &str) -> BTreeMap<&str, usize> {
     found
 }
 
-/// What a file declares for others: types, their variants, public functions and fields. By their form alone, so a type
-/// that is used counts too.
-#[must_use]
-pub fn public_names(code: &str) -> Vec<&str> {
-    let tokens = tokens(code);
-    let is_type = |name: &str| name.starts_with(|letter: char| letter.is_ascii_uppercase());
-    let is_public = |at: usize| {
-        let before = |steps: usize| at.checked_sub(steps).map_or("", |at| tokens[at].1);
-        before(1) == "pub" || ["fn", "mod", "const"].contains(&before(1)) && before(2) == "pub"
-    };
-    (0..tokens.len()).filter(|at| is_type(tokens[*at].1) || is_public(*at)).map(|at| tokens[at].1).collect()
-}
-
 /// The words of an identifier, in lower case: `SeatList`, `seat_list` and `SEAT_LIST` have two.
 #[must_use]
 pub fn words_of(identifier: &str) -> Vec<String> {

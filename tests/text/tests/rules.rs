@@ -25,9 +25,9 @@ fn package_keeps_few_names_with_several_meanings() {
 }
 
 #[test]
-fn aims_hold_outside_the_command_line() {
+fn aims_hold_in_all_rooms() {
     let count = judge(&checkout::root()).expect("the limits can be read").count;
-    let sum = count.total_of(|room| room != "launcher/src/cli");
+    let sum = count.total_of(|_| true);
     let Room { comments, hiding_comments, hiding_messages, long_tests, old_words } = sum;
     assert!(comments > 10_000, "{comments}");
     assert!(hiding_comments * 1000 <= comments, "{hiding_comments} of {comments} comment lines");
@@ -40,11 +40,8 @@ fn aims_hold_outside_the_command_line() {
 }
 
 /// Rooms of the launcher that import each other. A pair leaves this list when its cycle is broken; none is added.
-const MUTUAL_IMPORTS: [(&str, &str); 10] = [
+const MUTUAL_IMPORTS: [(&str, &str); 7] = [
     ("agent", "reporter"),
-    ("cli", "explain"),
-    ("cli", "shim"),
-    ("control", "inspect"),
     ("device", "facts"),
     ("device", "spec"),
     ("error", "rendezvous"),
@@ -87,8 +84,23 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
 /// The command line makes a specification; the rooms that run it read only that.
 #[test]
 fn rooms_below_the_command_line_do_not_import_it() {
-    const ROOMS: [&str; 9] =
-        ["agent", "control", "device", "logs", "process", "rendezvous", "reporter", "spec", "store"];
+    const ROOMS: [&str; 15] = [
+        "agent",
+        "control",
+        "device",
+        "explain",
+        "gc",
+        "inspect",
+        "litter",
+        "logs",
+        "process",
+        "program",
+        "rendezvous",
+        "reporter",
+        "shim",
+        "spec",
+        "store",
+    ];
     let imports = imports();
     let importing = ROOMS.iter().filter(|room| imports[**room].contains("cli"));
     assert_eq!(importing.collect::<Vec<_>>(), [""; 0].iter().collect::<Vec<_>>());

@@ -1,6 +1,6 @@
 //! What to write in place of a value that a setting refuses. Pure.
 
-use super::{Expected, HostProblem, Origin};
+use super::{Expected, Origin};
 use crate::cli::option::{Kind, LaunchOption};
 use crate::cli::suggest::nearest_of;
 use clap::Arg;
@@ -230,13 +230,8 @@ pub(super) fn hint_for_plugin(value: &str, built_in: &[&str]) -> String {
     format!("leave it out, or take one that is built in: {}", names.join(" or "))
 }
 
-/// The hint for a host at which no node can be.
-pub(super) fn hint_for_host(origin: &Origin, value: &str, problem: HostProblem) -> String {
-    hint_for_port_in_host(origin, value).unwrap_or_else(|| problem.hint().to_owned())
-}
-
 /// `--master-addr node0:29500`: the port has an option of its own.
-fn hint_for_port_in_host(origin: &Origin, value: &str) -> Option<String> {
+pub(in crate::cli) fn hint_for_port_in_host(origin: &Origin, value: &str) -> Option<String> {
     let (host, port) = value.split_once(':').filter(|_| *origin == Origin::Option("master-addr"))?;
     let is_port = port.parse::<u16>().is_ok() && !host.is_empty();
     is_port.then(|| format!("the port has its own option: `--master-addr {host} --master-port {port}`"))

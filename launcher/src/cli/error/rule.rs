@@ -1,108 +1,69 @@
 //! What is wrong with a rule about restarts.
 
-use std::fmt;
+use std::borrow::Cow;
 
-use nix::sys::signal::Signal;
-
-/// What is wrong with a rule about restarts.
+/// What is wrong with a rule about restarts, and the one thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RuleProblem {
-    /// No colon with an action behind it.
-    NoAction,
-    /// An action that does not exist.
-    UnknownAction(String),
-    /// A condition that does not exist.
-    UnknownCondition(String),
-    /// A condition that cannot be read.
-    BadValue(String),
-    /// The same condition twice.
-    Twice(&'static str),
-    /// Exit code 0.
-    Success,
-    /// No worker ends by a code and by a signal.
-    ExitAndSignal,
-    /// No worker ends by this signal.
-    EndsNobody(Signal),
-    /// No worker has this rank.
-    NoSuchRank {
-        /// Workers of the job.
-        workers: u32,
-    },
-    /// No node has this rank.
-    NoSuchNode {
-        /// Nodes of the job.
-        nodes: u32,
-    },
-    /// It restarts, and there is no restart to be had.
-    NoRestarts,
-    /// Earlier rules fit all that it fits.
-    Covered {
-        /// The rules, in words.
-        by: String,
-    },
+pub(in crate::cli) struct RuleProblem {
+    /// The condition or action with the problem; `None` for the rule as a whole.
+    pub(in crate::cli) key: Option<Cow<'static, str>>,
+    pub(in crate::cli) text: Cow<'static, str>,
+    pub(in crate::cli) hint: &'static str,
 }
 
-impl fmt::Display for RuleProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoAction => f.write_str("which does not say what follows"),
-            Self::UnknownAction(word) => write!(f, "in which `{word}` is no action"),
-            Self::UnknownCondition(word) => write!(f, "in which `{word}` is no condition"),
-            Self::BadValue(text) => write!(f, "in which `{text}` cannot be read"),
-            Self::Twice(name) => write!(f, "which names `{name}` twice"),
-            Self::Success => f.write_str("which can never match: exit code 0 is no failure"),
-            Self::ExitAndSignal => {
-                f.write_str("which can never match: who is ended by a signal has no exit code")
-            }
-            Self::EndsNobody(signal) => {
-                write!(f, "which can never match: {signal} ends no process")
-            }
-            Self::NoSuchRank { workers } => {
-                write!(f, "which can never match: the ranks are 0 to {}", workers - 1)
-            }
-            Self::NoSuchNode { nodes: 1 } => {
-                f.write_str("which can never match: a job of one node has node rank 0 only")
-            }
-            Self::NoSuchNode { nodes } => {
-                write!(f, "which can never match: the node ranks are 0 to {}", nodes - 1)
-            }
-            Self::NoRestarts => f.write_str("but without `--max-restarts` above 0 nothing restarts"),
-            Self::Covered { by } => write!(f, "which can never match: {by} before it takes all it would"),
-        }
-    }
-}
+const ACTIONS: &str =
+    "write `CONDITION:ACTION`; the actions are restart, fail, succeed, requeue and no-requeue";
+const CONDITIONS: &str =
+    "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between";
 
 impl RuleProblem {
-    /// The part of the rule in which it lies, where it is one.
-    pub(in crate::cli) fn key(&self) -> Option<&str> {
-        match self {
-            Self::UnknownAction(_) | Self::NoRestarts => Some("then"),
-            Self::BadValue(condition) => condition.split('=').next(),
-            Self::Twice(name) => Some(name),
-            Self::Success => Some("exit"),
-            Self::ExitAndSignal | Self::EndsNobody(_) => Some("signal"),
-            Self::NoSuchRank { .. } => Some("rank"),
-            Self::NoSuchNode { .. } => Some("node"),
-            Self::NoAction | Self::UnknownCondition(_) | Self::Covered { .. } => None,
-        }
+    fn of_key(
+        key: impl Into<Cow<'static, str>>,
+        text: impl Into<Cow<'static, str>>,
+        hint: &'static str,
+    ) -> Self {
+        Self { key: Some(key.into()), text: text.into(), hint }
     }
 
-    pub(super) const fn hint(&self) -> &'static str {
-        match self {
-            Self::NoAction | Self::UnknownAction(_) => {
-                "write `CONDITION:ACTION`; the actions are restart, fail, succeed, requeue and no-requeue"
-            }
-            Self::UnknownCondition(_) | Self::BadValue(_) => {
-                "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between"
-            }
-            Self::NoRestarts => "give `--max-restarts`, or leave the rule out",
-            Self::Twice(_) => "write one rule for each",
-            Self::Covered { .. } => "the first rule that fits decides: put the special one first",
-            Self::Success
-            | Self::ExitAndSignal
-            | Self::EndsNobody(_)
-            | Self::NoSuchRank { .. }
-            | Self::NoSuchNode { .. } => "correct it, or leave it out",
-        }
+    fn of_rule(text: impl Into<Cow<'static, str>>, hint: &'static str) -> Self {
+        Self { key: None, text: text.into(), hint }
+    }
+
+    pub(in crate::cli) fn without_action() -> Self {
+        Self::of_rule("which does not say what follows", ACTIONS)
+    }
+
+    pub(in crate::cli) fn unknown_action(word: &str) -> Self {
+        Self::of_key("then", format!("in which `{word}` is no action"), ACTIONS)
+    }
+
+    pub(in crate::cli) fn unknown_condition(word: &str) -> Self {
+        Self::of_rule(format!("in which `{word}` is no condition"), CONDITIONS)
+    }
+
+    pub(in crate::cli) fn unreadable_condition(condition: &str) -> Self {
+        let key = condition.split('=').next().unwrap_or_default().to_owned();
+        Self::of_key(key, format!("in which `{condition}` cannot be read"), CONDITIONS)
+    }
+
+    pub(in crate::cli) fn repeated_condition(name: &'static str) -> Self {
+        Self::of_key(name, format!("which names `{name}` twice"), "write one rule for each")
+    }
+
+    pub(in crate::cli) fn without_restarts() -> Self {
+        let text = "but without `--max-restarts` above 0 nothing restarts";
+        Self::of_key("then", text, "give `--max-restarts`, or leave the rule out")
+    }
+
+    /// The rule can never match, for this reason.
+    pub(in crate::cli) fn never_matches(key: &'static str, reason: impl AsRef<str>) -> Self {
+        let text = format!("which can never match: {}", reason.as_ref());
+        Self::of_key(key, text, "correct it, or leave it out")
+    }
+
+    /// Earlier rules fit all that it fits.
+    pub(in crate::cli) fn covered_by(rules: &str) -> Self {
+        let text = format!("which can never match: {rules} before it takes all it would");
+        Self::of_rule(text, "the first rule that fits decides: put the special one first")
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cli::error::{CliError, ConfProblem, Origin, SettingError};
+use crate::cli::error::{CliError, Origin, Problem, SettingError};
 use crate::cli::python_text::{parse_float, parse_int};
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::suggest::nearest_of;
@@ -83,21 +83,15 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
     let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.rdzv_conf) else {
         return Ok(conf);
     };
-    let bad = |item: &str, problem| {
-        let (origin, item) = (origin.clone(), item.to_owned());
-        CliError::from(SettingError::RendezvousConf { origin, item, problem })
-    };
-    let items = parse_conf(&value).map_err(|(item, problem)| bad(item, problem))?;
+    let items = parse_conf(&value).map_err(|(item, problem)| item_error(origin.clone(), item, problem))?;
     for (name, key) in keys {
         // A key given twice: the last one counts.
         let Some((_, value)) = items.iter().rev().find(|(given, _)| given == name) else { continue };
         let item = format!("{name}={value}");
         let yes = match conf.set(*key, value) {
             Ok(yes) => yes,
-            Err(Problem::Bad(problem)) => return Err(bad(&item, problem)),
-            Err(Problem::NotSupported) => {
-                return Err(SettingError::NotSupported { origin, value: item }.into());
-            }
+            Err(FILE_STORE) => return Err(SettingError::not_supported(origin, &item).into()),
+            Err(problem) => return Err(item_error(origin, &item, problem).into()),
         };
         let said = Said { origin: origin.clone(), item, yes };
         match key {
@@ -127,12 +121,36 @@ pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, 
     Ok(unknown.map(notice).collect())
 }
 
-/// Why a value does not do.
-enum Problem {
-    Bad(ConfProblem),
-    /// It asks for something that is not supported yet.
-    NotSupported,
+/// An item of `--rdzv-conf` that torchrun could not read either.
+pub(super) fn item_error(origin: Origin, item: &str, problem: Problem) -> SettingError {
+    SettingError::of_origin(origin, format!("has the item `{item}`, {}", problem.text), problem.hint)
 }
+
+const NO_KEY: Problem = Problem { text: "which has no key", hint: "write `key=value,key=value`" };
+const NO_VALUE: Problem = Problem { text: "which has no value", ..NO_KEY };
+const RESERVED: Problem =
+    Problem { text: "whose key has an option of its own", hint: "give it by that option" };
+const NOT_POSITIVE: Problem = Problem {
+    text: "whose value is not a whole number above 0",
+    hint: "write it without a unit, as in `join_timeout=600` (seconds)",
+};
+const NO_BACKOFF: Problem = Problem {
+    text: "whose value is not a number of seconds from 0 up",
+    hint: "write it as in `cas_backoff_max_seconds=1.5`",
+};
+const NOT_YES_OR_NO: Problem =
+    Problem { text: "whose value is neither `true` nor `false`", hint: "write `is_host=1` or `is_host=0`" };
+const NO_STORE_TYPE: Problem = Problem {
+    text: "whose value is neither `tcp` nor `file`",
+    hint: "leave the key out: the store is `tcp`",
+};
+/// It asks for something that is not supported yet.
+const FILE_STORE: Problem = Problem { text: "a store in a file", ..NO_STORE_TYPE };
+/// `is_host=0` where no other node can be the host.
+pub(super) const NO_HOST: Problem = Problem {
+    text: "and a job that is alone has no other node to open the store",
+    hint: "leave the key out, or name the store with `--rdzv-endpoint HOST:PORT`",
+};
 
 impl Conf {
     /// Takes a value; whether it is a yes, where it is one of the two.
@@ -159,7 +177,7 @@ impl Conf {
 }
 
 fn positive(value: &str) -> Result<u64, Problem> {
-    let number = parse_int(value).filter(|number| *number > 0).ok_or(Problem::Bad(ConfProblem::Positive))?;
+    let number = parse_int(value).filter(|number| *number > 0).ok_or(NOT_POSITIVE)?;
     Ok(u64::try_from(number).unwrap_or(u64::MAX))
 }
 
@@ -169,7 +187,7 @@ fn seconds(value: &str) -> Result<Duration, Problem> {
 
 fn backoff(value: &str) -> Result<Duration, Problem> {
     let seconds = parse_float(value).filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
-    let seconds = seconds.ok_or(Problem::Bad(ConfProblem::Backoff))?;
+    let seconds = seconds.ok_or(NO_BACKOFF)?;
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(MAX_DURATION).min(MAX_DURATION))
 }
 
@@ -177,27 +195,27 @@ fn is_yes(value: &str) -> Result<bool, Problem> {
     match value.to_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" => Ok(true),
         "0" | "false" | "f" | "no" | "n" => Ok(false),
-        _ => Err(Problem::Bad(ConfProblem::YesOrNo)),
+        _ => Err(NOT_YES_OR_NO),
     }
 }
 
 fn check_store_type(value: &str) -> Result<(), Problem> {
     match value.to_lowercase().as_str() {
         "tcp" => Ok(()),
-        "file" => Err(Problem::NotSupported),
-        _ => Err(Problem::Bad(ConfProblem::StoreType)),
+        "file" => Err(FILE_STORE),
+        _ => Err(NO_STORE_TYPE),
     }
 }
 
 /// `key=value,key=value` with blanks around both; only the first `=` splits.
-fn parse_conf(text: &str) -> Result<Vec<(&str, &str)>, (&str, ConfProblem)> {
+fn parse_conf(text: &str) -> Result<Vec<(&str, &str)>, (&str, Problem)> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
     let item = |item| match split_item(item) {
-        ("", _) => Err((item, ConfProblem::NoKey)),
-        (_, "") => Err((item, ConfProblem::NoValue)),
-        (key, _) if RESERVED_KEYS.contains(&key) => Err((item, ConfProblem::Reserved)),
+        ("", _) => Err((item, NO_KEY)),
+        (_, "") => Err((item, NO_VALUE)),
+        (key, _) if RESERVED_KEYS.contains(&key) => Err((item, RESERVED)),
         pair => Ok(pair),
     };
     text.trim().split(',').map(item).collect()

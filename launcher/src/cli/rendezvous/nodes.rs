@@ -2,9 +2,9 @@
 
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
-use super::refused;
 use crate::cli::error::{CliError, Expected, Origin, SettingError};
 use crate::cli::python_text::parse_int;
+use crate::cli::resolve::refused;
 use crate::cli::settings::{Setting, Settings};
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
@@ -45,7 +45,9 @@ impl Nodes {
             return Ok(());
         };
         if self.range.min != NodeCount::ONE {
-            return Err(SettingError::NobodyFindsUs { origin, value }.into());
+            let problem = "and no other node can find a store on a free port";
+            let hint = "name a place that all nodes know: `--rdzv-backend c10d --rdzv-endpoint HOST:PORT`";
+            return Err(SettingError::of_value(origin, value, problem, hint).into());
         }
         notices.push(Notice::Alone { origin, value });
         Ok(())
@@ -79,7 +81,10 @@ pub(super) fn must_do_without_id(
         return Ok(());
     }
     let nodes = if min == max { max.to_string() } else { format!("{min} to {max}") };
-    Err(SettingError::NoCommonId { origin: origin.clone(), nodes }.into())
+    let problem =
+        format!("is empty, and each of {nodes} nodes would make up a run id that no other node has");
+    let hint = "give the job one name on all nodes; is a variable unset that holds it?";
+    Err(SettingError::of_origin(origin.clone(), problem, hint).into())
 }
 
 /// `N` or `MIN:MAX` with `0 < MIN ≤ MAX`.
@@ -102,7 +107,12 @@ pub(super) fn rank_among(given: Option<Setting<i128>>, nodes: NodeCount) -> Resu
     match u32::try_from(value) {
         Ok(rank) if rank < nodes.get() => Ok(NodeRank(rank)),
         _ if nodes == NodeCount::ONE => Err(refused(origin, value.to_string(), Expected::OnlyNodeRank)),
-        _ => Err(SettingError::NoSuchNode { origin, rank: value, nodes: nodes.get() }.into()),
+        _ => {
+            let last = nodes.get() - 1;
+            let problem = format!("and the node ranks of a job of {nodes} nodes are 0 to {last}");
+            let hint = "node ranks count from 0, below `--nnodes`; each node has another one";
+            Err(SettingError::of_value(origin, value, problem, hint).into())
+        }
     }
 }
 

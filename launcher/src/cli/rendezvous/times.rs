@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use super::conf::{Conf, Said};
-use super::refused;
-use crate::cli::contradiction::{clash, without_effect};
-use crate::cli::error::{Clash, CliError, Expected, Origin};
+use crate::cli::contradiction::{refuse_pair, without_effect};
+use crate::cli::error::{CliError, Expected, Origin, Problem};
+use crate::cli::resolve::refused;
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::values::time;
 use crate::spec::CliFlavor;
@@ -17,6 +17,8 @@ pub(super) const OF_SEVERAL_NODES: [&str; 3] = ["lease", "join-timeout", "last-c
 /// A try to connect takes up to a second, in which no beat is sent, and a packet that is lost is sent again after some
 /// tenths of one.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
+const SAID_TWICE: Problem =
+    Problem { text: "both say the same thing, and differ", hint: "leave one of them out" };
 
 /// Refuses what has no effect on this job.
 ///
@@ -72,7 +74,7 @@ fn over(
     }
     let option_counts = weight(&option.origin) >= weight(&said.origin);
     let shown = Setting { origin: option.origin, value: humantime::format_duration(option.value) };
-    clash(shown, Setting { origin: said.origin, value: said.item }, Clash::SaidTwice)?;
+    refuse_pair(shown, Setting { origin: said.origin, value: said.item }, SAID_TWICE)?;
     Ok(if option_counts { option.value } else { of_conf })
 }
 

@@ -161,7 +161,7 @@ fn invalid_restart_rule_is_refused() {
         ("rank=x:fail", "in which `rank=x` cannot be read"),
         ("exit=3+exit=4:fail", "which names `exit` twice"),
         ("exit=0-3:fail", "which can never match: exit code 0 is no failure"),
-        ("exit=3+signal=9:fail", "which can never match: who is ended by a signal has no exit code"),
+        ("exit=3+signal=9:fail", "which can never match: a worker that a signal ends has no exit code"),
         ("signal=STOP:fail", "which can never match: SIGSTOP ends no process"),
         ("signal=17:fail", "which can never match: SIGCHLD ends no process"),
         ("rank=2:fail", "which can never match: the ranks are 0 to 1"),

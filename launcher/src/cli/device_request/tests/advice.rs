@@ -76,9 +76,9 @@ fn legacy_mig_names_are_accepted() {
         assert_eq!(said.iter().any(|line| line.contains("before R470")), line.ends_with("-v"), "{said:?}");
         assert!(!said.iter().any(|line| line.contains("alone")), "{said:?}");
     }
-    let stranger = [("CUDA_VISIBLE_DEVICES", "MIG-GPU-ffffffff-0000-0000-0000-000000000000/1/0")];
+    let other_machine = [("CUDA_VISIBLE_DEVICES", "MIG-GPU-ffffffff-0000-0000-0000-000000000000/1/0")];
     assert_eq!(
-        launch(with_sign(machine), "rankrun", &stranger).spec.worker_devices[0].device.kind,
+        launch(with_sign(machine), "rankrun", &other_machine).spec.worker_devices[0].device.kind,
         DeviceType::Cpu
     );
 }

@@ -1,4 +1,4 @@
-//! `--numa-binding` from the command line to the seat.
+//! `--numa-binding` from the command line to the worker.
 
 use super::*;
 use crate::device::{Cpu, CpuLayout, NumaNode};
@@ -17,7 +17,7 @@ fn two_nodes(mut machine: Machine) -> Machine {
 }
 
 fn bound(launch: &Launch) -> Vec<String> {
-    let cpus = launch.spec.worker_devices.iter().map(|seat| seat.cpus.as_deref());
+    let cpus = launch.spec.worker_devices.iter().map(|worker| worker.cpus.as_deref());
     cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), crate::device::affinity::format_ranges)).collect()
 }
 

@@ -174,7 +174,7 @@ fn invalid_device_options_are_refused() {
 fn unprobed_workers_have_unknown_device() {
     let known = |world: FakeWorld, line: &str| {
         let launch = launch(world, line, &[]);
-        launch.spec.worker_devices.iter().map(|seat| seat.device.is_known_to_runtime).collect::<Vec<_>>()
+        launch.spec.worker_devices.iter().map(|worker| worker.device.is_known_to_runtime).collect::<Vec<_>>()
     };
     assert_eq!(known(with_sign(gpus(2)), "torchrun --nproc-per-node 2"), [false, false]);
     assert_eq!(known(world(), "torchrun --nproc-per-node 2"), [true, true]);

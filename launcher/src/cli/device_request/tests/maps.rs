@@ -8,17 +8,17 @@ const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The device of each worker: `cuda:0=3` is GPU 3, found as number 0.
 fn map(launch: &Launch) -> String {
-    let seats = launch.spec.worker_devices.iter().map(|seat| match &seat.device.identity {
-        Some(card) => format!("{}={}", seat.device, card.index),
-        None => seat.device.to_string(),
+    let worker_devices = launch.spec.worker_devices.iter().map(|worker| match &worker.device.identity {
+        Some(card) => format!("{}={}", worker.device, card.index),
+        None => worker.device.to_string(),
     });
-    seats.collect::<Vec<_>>().join(" ")
+    worker_devices.collect::<Vec<_>>().join(" ")
 }
 
 /// One variable of each worker, `-` where it is taken away and `.` where it is as it was.
 fn variable(launch: &Launch, name: &str) -> String {
-    let of = |seat: &WorkerDevice| {
-        let found = seat.variables.iter().find(|(set, _)| *set == name);
+    let of = |worker: &WorkerDevice| {
+        let found = worker.variables.iter().find(|(set, _)| *set == name);
         match found {
             None => ".".to_owned(),
             Some((_, None)) => "-".to_owned(),
@@ -84,7 +84,7 @@ fn worker_device_variables_match_table() {
     }
     // Without a sign of accelerators nothing is hidden.
     let plain = launch(world(), "rankrun --devices none --nproc-per-node 2", &[]);
-    assert!(plain.spec.worker_devices.iter().all(|seat| seat.variables.is_empty()));
+    assert!(plain.spec.worker_devices.iter().all(|worker| worker.variables.is_empty()));
 }
 
 #[test]

@@ -39,6 +39,11 @@ pub(super) fn hint_for_module(module: &str) -> String {
     format!("write the module's name, with points: `-m {name}`")
 }
 
+/// More of a list, which stands in the place of the program.
+pub(super) fn is_list(entrypoint: &str) -> bool {
+    entrypoint.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b',' | b'-'))
+}
+
 /// `python`, `python3`, `python3.11`
 fn is_python(word: &str) -> bool {
     let version = word.strip_prefix("python");
