@@ -201,7 +201,7 @@ fn torchrun_abbreviations_match_argparse() {
         for end in 3..=spelling.len() {
             let prefix = &spelling[..end];
             let command = command(CliFlavor::Torchrun);
-            let line = Line { command, rest: &[], normalised: Vec::new(), unknown: Vec::new() };
+            let line = ArgvReader { command, rest: &[], normalised: Vec::new(), unknown: Vec::new() };
             let found = line.find_long(prefix.as_bytes(), OsStr::new(prefix));
             if prefix.len() < shortest.len() {
                 assert!(matches!(found, Err(UsageError::Ambiguous { .. })), "`{prefix}` is ambiguous");
