@@ -101,7 +101,7 @@ fn crash_is_cause_instead_of_peer_failure() {
 
 #[test]
 fn forking_data_loaders_read_all_data() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         // 1 + 2 + … + 32, once by rank 0 and twice by rank 1.
         script(*name, "loader.py").run().expect_exit_code(0).expect_stdout("total 1584.0\n");
     }
@@ -129,7 +129,7 @@ fn agent_store_serves_requests_beside_process_groups() {
 
 #[test]
 fn rust_and_python_ranks_share_store() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let (rust, script) = (fixture("worker"), source("beside_rust.py"));
         let line = format!(
             "case $$RANK in 0|2) exec {} beside-torch;; *) exec $$PYTHON_EXEC {};; esac",
