@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::checkout::{RustFile, files, module_folder};
 use crate::citations::{Citation, Place, citations};
+use crate::items::{is_declared, item_paths};
 use crate::source::Source;
 
 const CONTRACT: &str = "docs/dev/torchrun-contract.md";
@@ -206,6 +207,10 @@ pub fn broken_citations(root: &Path, rust: &[RustFile]) -> Vec<String> {
             if !documents.has(&path, &citation) {
                 found.insert(format!("{path}: {citation}"));
             }
+        }
+        if path == ARCHITECTURE {
+            let missing = item_paths(&text).into_iter().filter(|item| !is_declared(item, rust));
+            found.extend(missing.map(|item| format!("{path}: {item}")));
         }
     }
     found.into_iter().collect()

@@ -7,6 +7,7 @@ pub mod checkout;
 pub mod citations;
 pub mod count;
 pub mod documents;
+pub mod items;
 pub mod limits;
 pub mod names;
 pub mod source;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The words and signs of code in which comments and strings are blank.
-fn tokens(code: &str) -> Vec<(usize, &str)> {
+pub(crate) fn tokens(code: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let (mut line, mut rest) = (1, code);
     while let Some(letter) = rest.chars().next() {
