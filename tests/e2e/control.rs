@@ -102,7 +102,7 @@ impl Runtime {
     fn expect_empty(&self) {
         let entries = fs::read_dir(self.path()).expect("the test made the folder");
         let entries_left: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-        assert!(entries_left.is_empty(), "{entries_left:?}");
+        assert!(entries_left.is_empty(), "{entries_left:?} with {:?}", self.folders());
     }
 }
 
@@ -115,6 +115,11 @@ fn status_shows_each_worker_and_list_shows_each_job() {
     let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&["--rdzv-id", "my-run", "--max-restarts", "3"]);
     let id = runtime.job_id();
+    job.wait_until("both workers sleep", || {
+        let status = runtime.status(&["status", "--json"]);
+        let ranks = status["ranks"].as_array().expect("ranks");
+        ranks.iter().all(|rank| rank["state"] == "sleeping")
+    });
     let status = runtime.status(&["status", "--json"]);
     assert_eq!(status["job"], id.as_str());
     assert_eq!((&status["run_id"], &status["state"]), (&"my-run".into(), &"running".into()));

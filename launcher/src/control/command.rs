@@ -201,8 +201,12 @@ fn act(
         }
         JobVerb::StopAndWait => {
             let mut connection = ControlConnection::open(folder)?;
-            request(&mut connection, ClientRequest::Stop)?;
-            wait_for_end(connection, folder)?;
+            match request(&mut connection, ClientRequest::Stop) {
+                Ok(()) => wait_for_end(connection, folder)?,
+                // Killed before its answer.
+                Err(ControlError::Ended) if remove_if_dead(folder) => {}
+                Err(error) => return Err(error),
+            }
             write(&format!("job {} has ended\n", folder.job));
             Ok(ExitStatus::SUCCESS)
         }
@@ -236,14 +240,22 @@ fn wait_for_end(mut connection: ControlConnection, folder: &JobFolder) -> Result
             Ok(again) => connection = again,
             Err(ControlError::Ended) => {
                 // The agent closes the socket first, and may have been killed.
-                if folder.is_dead() {
-                    let _ = folder.remove();
-                }
+                remove_if_dead(folder);
                 return Ok(());
             }
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Removes the folder of a dead job; false if the job lives.
+fn remove_if_dead(folder: &JobFolder) -> bool {
+    let is_dead = folder.is_dead();
+    if is_dead {
+        // `rankrun gc` says why it cannot be removed.
+        let _ = folder.remove();
+    }
+    is_dead
 }
 
 /// Asks all jobs for their status, at the same time, and removes the folders of dead ones.
@@ -272,10 +284,7 @@ fn ask_status(folder: JobFolder) -> Option<FoundJob> {
         }
     });
     if matches!(status, Err(ControlError::Ended)) {
-        if folder.is_dead() {
-            // `rankrun gc` says why it cannot be removed.
-            let _ = folder.remove();
-        }
+        remove_if_dead(&folder);
         return None;
     }
     Some(FoundJob { folder, status })
@@ -336,6 +345,31 @@ mod tests {
         });
         assert!(began.elapsed() >= 3 * REFUSED_PAUSE, "{:?}", began.elapsed());
         assert!(!folder.path.exists());
+    }
+
+    #[test]
+    fn stop_that_waits_succeeds_where_the_job_dies_before_its_answer() {
+        for (name, is_dead) in [("dead", true), ("alive", false)] {
+            let place = Place::new(name);
+            let (folder, listener) = place.job();
+            let stop = || {
+                let asked = (JobVerb::StopAndWait, OutputFormat::Text);
+                act(asked, (&folder, Err(ControlError::Silent)), Style::Plain, &|_| ())
+            };
+            let end_without_answer = || {
+                let (stream, _) = listener.accept().unwrap();
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                // Of a job that lives, the listener goes on.
+                (!is_dead).then_some(listener)
+            };
+            let result = std::thread::scope(|scope| {
+                let job = scope.spawn(end_without_answer);
+                let result = stop();
+                drop(job.join().unwrap());
+                result
+            });
+            assert_eq!(result.is_ok(), is_dead, "{result:?}");
+        }
     }
 
     /// No job answers before all are asked.

@@ -249,12 +249,13 @@ impl JobFolder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        fs::remove_dir(&self.path)?;
-        if let Some(parent) = self.path.parent() {
+        let removed = fs::remove_dir(&self.path);
+        let is_gone = removed.as_ref().err().is_none_or(|error| error.kind() == io::ErrorKind::NotFound);
+        if let Some(parent) = self.path.parent().filter(|_| is_gone) {
             // Other jobs may be in it.
             let _ = fs::remove_dir(parent);
         }
-        Ok(())
+        removed
     }
 }
 

@@ -69,7 +69,8 @@ fn stop_ends_wait_for_leftovers() {
 /// A worker that says `told` and goes on, in a job that shows each input of its state.
 fn start_stubborn_job(runtime: &Runtime) -> Job {
     let launch = runtime.launch(1).args(["--grace", "600", "-vv"]);
-    let launch = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done");
+    // `-vv` shows the command, in which no word of the worker may be found.
+    let launch = launch.shell(r#"trap 'echo to""ld' TERM; echo re""ady; while :; do sleep 0.1; done"#);
     runtime.start_until_ready(launch, 1)
 }
 

@@ -141,6 +141,16 @@ fn new_folder_of_killed_agent_is_found_and_removed_when_old() {
     folder.remove().unwrap();
 }
 
+/// A process was killed after it had removed the folder.
+#[test]
+fn parent_of_folder_that_is_gone_is_removed() {
+    let place = Place::new("half");
+    let (folder, _listener) = JobFolder::make(&place.folders(), &job()).unwrap();
+    fs::remove_dir_all(&folder.path).unwrap();
+    assert_eq!(folder.remove().map_err(|error| error.kind()), Err(io::ErrorKind::NotFound));
+    assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
+}
+
 #[test]
 fn first_usable_place_takes_the_folder() {
     let place = Place::new("next");
