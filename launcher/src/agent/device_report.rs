@@ -62,13 +62,13 @@ pub fn report_devices(machine: &Machine, worker_devices: &[WorkerDevice], own_ui
     let all = machine.troubles.iter().chain(&machine.made_good);
     let troubles: Vec<&ProbeProblem> =
         all.filter(|trouble| is_of_worker_device(trouble, worker_devices)).collect();
-    for (device, card, local_ranks) in group_by_device(worker_devices) {
-        let name = card.to_string();
+    for (device, identity, local_ranks) in group_by_device(worker_devices) {
+        let name = identity.to_string();
         let mut dead = |why| {
             let (local_ranks, device) = (local_ranks.clone(), name.clone());
             checkup.dead.push(DeadDevice { local_ranks, device, reason: why });
         };
-        let Some(accelerator) = find_accelerator(machine, device, card) else {
+        let Some(accelerator) = find_accelerator(machine, device, identity) else {
             if !troubles.iter().any(|trouble| trouble.kind == device.kind) {
                 dead(NOT_LISTED.to_owned());
             }
@@ -107,14 +107,14 @@ fn is_of_worker_device(trouble: &ProbeProblem, worker_devices: &[WorkerDevice]) 
 fn group_by_device(worker_devices: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
     let mut devices: Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> = Vec::new();
     for (local_rank, worker_device) in (0..).map(LocalRank).zip(worker_devices) {
-        let Some(card) = &worker_device.device.identity else { continue };
+        let Some(identity) = &worker_device.device.identity else { continue };
         let same = |(device, other, _): &&mut (&Device, &DeviceIdentity, _)| {
             device.kind == worker_device.device.kind
-                && (&other.index, &other.uuid, other.pci) == (&card.index, &card.uuid, card.pci)
+                && (&other.index, &other.uuid, other.pci) == (&identity.index, &identity.uuid, identity.pci)
         };
         match devices.iter_mut().find(same) {
             Some((_, _, local_ranks)) => local_ranks.push(local_rank),
-            None => devices.push((&worker_device.device, card, vec![local_rank])),
+            None => devices.push((&worker_device.device, identity, vec![local_rank])),
         }
     }
     devices
@@ -125,14 +125,15 @@ fn group_by_device(worker_devices: &[WorkerDevice]) -> Vec<(&Device, &DeviceIden
 pub(super) fn find_accelerator<'a>(
     machine: &'a Machine,
     device: &Device,
-    card: &DeviceIdentity,
+    identity: &DeviceIdentity,
 ) -> Option<&'a Accelerator> {
     let all = || machine.accelerators.iter().filter(|found| found.kind == device.kind);
-    let by_uuid = || all().find(|found| card.uuid.is_some() && found.uuid == card.uuid);
-    let without_uuid = |found: &&Accelerator| found.uuid.is_none() || card.uuid.is_none();
-    let by_pci = || all().filter(without_uuid).find(|found| card.pci.is_some() && found.pci == card.pci);
+    let by_uuid = || all().find(|found| identity.uuid.is_some() && found.uuid == identity.uuid);
+    let without_uuid = |found: &&Accelerator| found.uuid.is_none() || identity.uuid.is_none();
+    let by_pci =
+        || all().filter(without_uuid).find(|found| identity.pci.is_some() && found.pci == identity.pci);
     let is_nameless = |found: &&Accelerator| found.uuid.is_none() && found.pci.is_none();
-    let by_index = || all().filter(is_nameless).find(|found| found.index.to_string() == card.index);
+    let by_index = || all().filter(is_nameless).find(|found| found.index.to_string() == identity.index);
     by_uuid().or_else(by_pci).or_else(by_index)
 }
 

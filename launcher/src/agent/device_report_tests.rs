@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::{Condition, DeviceState, DeviceType, fake};
 
-/// A healthy card with this index and bus.
+/// A healthy device with this index and bus.
 fn accelerator(index: u32) -> Accelerator {
     Accelerator {
         uuid: Some(format!("GPU-{index}")),
@@ -16,7 +16,7 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
     Machine { accelerators: accelerators.into_iter().collect(), ..Machine::default() }
 }
 
-/// A worker on the card with this index.
+/// A worker on the device with this index.
 fn worker_device(index: u32) -> WorkerDevice {
     let accelerator = accelerator(index);
     let mut worker_device = WorkerDevice::cpu(LocalRank(0));

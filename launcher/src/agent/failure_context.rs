@@ -96,8 +96,8 @@ impl FailureContext<'_> {
             let others = others.map(|(local_rank, file)| (self.rank(*local_rank), &file.report));
             peers = peers::group(others, &mut shown);
         }
-        let card = self.build_failure_report(failure, (report, files, peers));
-        (card, shown)
+        let failure_report = self.build_failure_report(failure, (report, files, peers));
+        (failure_report, shown)
     }
 
     /// Rank and address of this node, left out in a job of a single node.

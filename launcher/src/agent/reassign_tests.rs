@@ -8,7 +8,7 @@ use crate::spec::device_request::{DeviceRequest, WorkerCount};
 use crate::spec::setting::{Origin, Setting};
 use crate::spec::{self, Unhealthy};
 
-/// A card with this index that was there from the start.
+/// A device with this index that was there from the start.
 fn accelerator(index: u32) -> Accelerator {
     Accelerator {
         uuid: Some(format!("GPU-{index:08x}")),
@@ -59,11 +59,11 @@ fn facts() -> Facts {
     FakeWorld::new().facts(&[])
 }
 
-/// The card's index of each rank.
+/// The device's index of each rank.
 fn device_indices(worker_devices: &[WorkerDevice]) -> Vec<&str> {
     worker_devices
         .iter()
-        .map(|worker| worker.device.identity.as_ref().map_or("none", |card| &*card.index))
+        .map(|worker| worker.device.identity.as_ref().map_or("none", |identity| &*identity.index))
         .collect()
 }
 

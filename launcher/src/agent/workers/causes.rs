@@ -12,8 +12,8 @@ use crate::spec::Entrypoint;
 
 impl WorkerGroup {
     /// The hint of the most certain rule that matches the worker of this report.
-    pub(in crate::agent) fn cause_hint(&self, card: &FailureReport) -> Option<String> {
-        if !matches!(card.kind, FailureKind::Ended | FailureKind::EndedByStop) {
+    pub(in crate::agent) fn cause_hint(&self, failure: &FailureReport) -> Option<String> {
+        if !matches!(failure.kind, FailureKind::Ended | FailureKind::EndedByStop) {
             return None;
         }
         let entrypoint = &self.spec.entrypoint;
@@ -23,15 +23,15 @@ impl WorkerGroup {
             host == "localhost" || address.is_ok_and(|address| address.is_loopback())
         };
         let clues = Clues {
-            exit: card.exit,
+            exit: failure.exit,
             program: match entrypoint {
                 Entrypoint::Script { python, .. }
                 | Entrypoint::Module { python, .. }
                 | Entrypoint::RunPath { python, .. } => Program::Python { python },
                 Entrypoint::Program { path, .. } => Program::Other { path },
             },
-            message: card.report.as_ref().map(|report| &*report.message),
-            tail: &card.tail,
+            message: failure.report.as_ref().map(|report| &*report.message),
+            tail: &failure.tail,
             workers: self.spec.workers.get(),
             master: round.map(|round| &round.master),
             several_hosts: round

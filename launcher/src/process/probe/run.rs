@@ -20,7 +20,7 @@ use crate::process::proc::proc_is_mounted;
 use crate::process::signal::{HandledSignals, reset_sigchld_action};
 use crate::process::spawn::{InheritedState, Stdio, spawn};
 
-/// The full answer for a machine of 16 cards is far below it.
+/// The full answer for a machine of 16 devices is far below it.
 pub(super) const ANSWER_LIMIT: usize = 4 << 20;
 /// So much of the end of standard error is kept.
 const STDERR_TAIL_LEN: usize = 4096;
