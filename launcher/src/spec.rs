@@ -20,7 +20,7 @@ use crate::device::worker_device::WorkerDevice;
 use crate::spec::device_request::DeviceRequest;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
+use crate::spec::stop::{LeftoverPolicy, StopPolicy, StopTarget, TimeLimit};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
 
 /// No time that is asked for is longer: longer than any job, and short enough to be added to any instant.
@@ -84,6 +84,8 @@ pub struct LaunchSpec {
     pub restart: RestartPolicy,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
+    /// The processes of a worker that get the signal to stop.
+    pub stop_target: StopTarget,
     /// Treatment of processes that outlive the workers of a job that succeeded.
     pub leftovers: LeftoverPolicy,
     /// `--start-timeout`: every worker of a generation has joined the store within this time.
@@ -461,6 +463,7 @@ pub(crate) fn example() -> LaunchSpec {
         max_restarts: RestartCount(0),
         restart: RestartPolicy::default(),
         stop: StopPolicy { grace: Duration::from_secs(30), grace_for: stop::GraceFor::default() },
+        stop_target: StopTarget::Group,
         leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
         start_timeout: None,
         time_limit: None,

@@ -20,6 +20,36 @@ fn send_sigterm(workers: &[Pid]) {
     }
 }
 
+/// The child is asked to end by the rank, or by the launcher's signal to the group.
+#[test]
+fn stop_signal_reaches_rank_alone_or_its_group() {
+    if !is_rankrun() {
+        return;
+    }
+    let worker = |ask: &str| {
+        format!(
+            "trap '{ask} wait $child; exit 0' TERM
+             sh -c 'trap \"echo stopped by group; ended=1\" TERM; trap \"echo stopped by rank; ended=1\" USR1
+                    echo ready; while [ -z $ended ]; do sleep 0.1; done' &
+             child=$!
+             wait"
+        )
+    };
+    for (target, ask, line, other) in [
+        (Some("rank"), "kill -USR1 $child;", "stopped by rank", "stopped by group"),
+        (Some("group"), "", "stopped by group", "stopped by rank"),
+        (None, "", "stopped by group", "stopped by rank"),
+    ] {
+        let launch = Launch::standalone(Name::Rankrun, 1);
+        let options = target.map(|target| format!("--stop-signal-to={target}"));
+        let job = launch.args(options).shell(&worker(ask)).start();
+        job.wait_for_lines("ready", 1);
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.expect_exit_code(143).expect_stdout(line).expect_absent(other);
+    }
+}
+
 /// The launcher is told 50 ms before the workers, at once, up to 50 ms after them.
 #[test]
 fn sigterm_to_launcher_and_workers_is_not_a_failure() {

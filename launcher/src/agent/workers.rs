@@ -52,6 +52,7 @@ use crate::rendezvous::{Rendezvous, Round};
 use crate::reporter::console::Console;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
+use crate::spec::stop::StopTarget;
 use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The worker group and the resources that it needs.
@@ -416,7 +417,15 @@ impl WorkerGroup {
     }
 
     pub(super) fn signal(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
-        self.children.signal_groups(&worker_ids(generation, local_ranks), signal);
+        let workers = worker_ids(generation, local_ranks);
+        match self.spec.stop_target {
+            StopTarget::Rank if signal != Signal::SIGKILL => {
+                self.children.signal_leaders(&workers, signal);
+                // A worker that is stopped would not see it.
+                self.children.signal_leaders(&workers, Signal::SIGCONT);
+            }
+            StopTarget::Rank | StopTarget::Group => self.children.signal_groups(&workers, signal),
+        }
     }
 
     /// Signals the process groups of all live workers.

@@ -17,6 +17,7 @@ use super::torchrun::TorchrunArgs;
 use crate::device::affinity::NumaBinding;
 use crate::device::order::DeviceOrder;
 use crate::device::{DeviceType, Visibility};
+use crate::spec::stop::StopTarget;
 use crate::spec::{CliFlavor, StdinPolicy};
 
 /// Which values an option takes.
@@ -154,6 +155,14 @@ impl FromText for Visibility {
             "own" => Some(Self::Own),
             _ => None,
         }
+    }
+}
+
+impl FromText for StopTarget {
+    const KIND: Kind = Kind::Choice(&["rank", "group"]);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        [Self::Rank, Self::Group].into_iter().find(|target| text == target.as_str())
     }
 }
 
@@ -332,7 +341,7 @@ pub(super) fn argparse_name(option: &Arg) -> String {
 }
 
 /// The types of values, alone and with their option.
-const KINDS: [([TypeId; 2], Kind); 9] = [
+const KINDS: [([TypeId; 2], Kind); 10] = [
     kind_of::<i128>(),
     kind_of::<f64>(),
     kind_of::<StdinPolicy>(),
@@ -342,6 +351,7 @@ const KINDS: [([TypeId; 2], Kind); 9] = [
     kind_of::<DeviceType>(),
     kind_of::<DeviceOrder>(),
     kind_of::<Visibility>(),
+    kind_of::<StopTarget>(),
 ];
 
 const fn kind_of<T: FromText>() -> ([TypeId; 2], Kind) {

@@ -11,6 +11,7 @@ use super::torchrun::TorchrunArgs;
 use crate::device::order::DeviceOrder;
 use crate::device::{DeviceType, Visibility};
 use crate::spec::StdinPolicy;
+use crate::spec::stop::StopTarget;
 
 /// The options of rankrun.
 #[derive(Debug, Clone, Default, Args)]
@@ -28,6 +29,10 @@ pub(super) struct RankrunArgs {
     /// [default: 30]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]
     pub(super) leftover_grace: Option<OptionValue<String>>,
+    /// Which processes of a worker get the signal that stops it: the rank alone, so that its data loaders can serve it
+    /// while it saves, or its whole group; SIGKILL ends the group [default: group]
+    #[arg(long, value_name = "rank|group", help_heading = STOPPING)]
+    pub(super) stop_signal_to: Option<OptionValue<StopTarget>>,
     /// A generation has failed if not every worker has joined the store within this time of its start [default: no
     /// limit]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]

@@ -30,6 +30,7 @@ use super::suggest::tell_unknown_variables;
 use crate::facts::Facts;
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange};
+use crate::spec::stop::StopTarget;
 use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
@@ -84,6 +85,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
         max_restarts,
         restart,
         stop: resolve_stop(&settings)?,
+        stop_target: settings.args.stop_signal_to.as_ref().map_or(StopTarget::Group, |target| target.value),
         leftovers: resolve_leftovers(&settings)?,
         start_timeout,
         time_limit,

@@ -265,7 +265,7 @@ impl SettingOrigins<'_> {
         }
     }
 
-    fn shutdown_settings(&self) -> [SettingLine; 8] {
+    fn shutdown_settings(&self) -> [SettingLine; 9] {
         let spec = self.spec;
         let grace = time(spec.stop.grace);
         let events = match spec.events {
@@ -287,6 +287,7 @@ impl SettingOrigins<'_> {
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
             setting("grace", Some(grace), of_grace),
+            option("stop-signal-to", spec.stop_target.as_str().to_owned()),
             setting("leftover-grace", leftovers, self.origin_of(&["leftover-grace"], &[])),
             setting_of("start-timeout", spec.start_timeout.map(time)),
             setting_of("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
