@@ -10,6 +10,7 @@
 //! | `litter` | finds and removes leftover files and folders |
 //! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | rank → device and variables |
+//! | [`worker_command`] | the argv and the environment of one worker |
 //! | [`rendezvous`] | which nodes take part, in which order |
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`process`] | the only place that forks, signals and waits |
@@ -50,6 +51,7 @@ pub mod shim;
 pub mod spec;
 pub mod store;
 pub mod template;
+pub mod worker_command;
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -45,7 +45,6 @@ use crate::notice::Notice;
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::attach_listener::AttachReport;
 use crate::process::child::{Children, ReapedWorkers, WorkerExit};
-use crate::process::command::{self, GenerationContext};
 use crate::process::oom::OomLedger;
 use crate::process::spawn::{InheritedState, Stdio};
 use crate::rendezvous::{Rendezvous, Round};
@@ -54,6 +53,7 @@ use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
 use crate::spec::stop::StopTarget;
 use crate::spec::{LaunchSpec, StdinPolicy};
+use crate::worker_command::{GenerationContext, worker_command};
 
 /// The worker group and the resources that it needs.
 pub(super) struct WorkerGroup {
@@ -288,9 +288,8 @@ impl WorkerGroup {
         let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
-        let command =
-            command::worker_command(&self.spec, life, placement, &self.environment, error_file.as_deref())
-                .map_err(|source| LaunchError::Command { rank, source })?;
+        let command = worker_command(&self.spec, life, placement, &self.environment, error_file.as_deref())
+            .map_err(|source| LaunchError::Command { rank, source })?;
         let worker = WorkerId { generation: life.generation, local_rank };
         if self.spec.external_worker == Some(local_rank) {
             let script = self.script_path(local_rank);

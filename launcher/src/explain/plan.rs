@@ -19,8 +19,9 @@ use crate::facts::{Facts, short_hostname};
 use crate::logs::route::{Route, StreamOwner, routes};
 use crate::logs::tree::Attempt;
 use crate::placement::Placement;
-use crate::process::command::{self, GenerationContext, WorkerCommand};
+use crate::process::command::WorkerCommand;
 use crate::spec::{LaunchSpec, StdinPolicy};
+use crate::worker_command::{GenerationContext, worker_command, worker_environment};
 
 pub(super) struct LaunchPlan<'a> {
     pub(super) spec: &'a LaunchSpec,
@@ -37,10 +38,9 @@ impl LaunchPlan<'_> {
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command =
-            command::worker_command(self.spec, &self.life, placement, inherited, error_file.as_deref())
-                .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = command::worker_environment(self.spec, &self.life, placement, error_file.as_deref());
+        let command = worker_command(self.spec, &self.life, placement, inherited, error_file.as_deref())
+            .map_err(|source| LaunchError::Command { rank, source })?;
+        let variables = worker_environment(self.spec, &self.life, placement, error_file.as_deref());
         let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };
