@@ -179,7 +179,7 @@ fn run_shim(request: &ShimRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
     match shim::run(request, argv0, program, facts) {
         Ok(text) => reporter::print(text.as_bytes()),
-        Err(error) => reporter::report_shim_error(&error),
+        Err(error) => reporter::report_error(&error, error.hint()),
     }
 }
 
@@ -238,7 +238,7 @@ fn run_inspect(question: &InspectRequest, facts: &Facts) -> ExitCode {
             (printed, ExitStatus::SUCCESS) => printed,
             (_, status) => exit_with(status),
         },
-        Err(error) => reporter::report_inspect_error(&error),
+        Err(error) => reporter::report_error(&error, error.hint()),
     }
 }
 
@@ -250,7 +250,7 @@ fn run_gc(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
             let printed = reporter::print(gc::render(&collected, request).as_bytes());
             if collected.is_clean() { printed } else { ExitCode::from(LAUNCHER_FAILED) }
         }
-        Err(error) => reporter::report_gc_error(&error),
+        Err(error) => reporter::report_error(&error, Some(error.hint())),
     }
 }
 
@@ -271,7 +271,7 @@ fn run_attached(attach: &Attach, facts: &Facts) -> ExitCode {
     }
     match process::attach::run_attached(&attach.socket, &attach.command, reporter::print_attach_message) {
         Ok(status) => exit_with(status),
-        Err(error) => reporter::report_attach_error(&error),
+        Err(error) => reporter::report_error(&error, error.hint()),
     }
 }
 

@@ -39,14 +39,10 @@ use crate::blocking::BlockingCall;
 use crate::control::command::CommandError;
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
-use crate::inspect::InspectError;
-use crate::process::attach::AttachError;
-use crate::process::gc::GcError;
 use crate::process::proc::ProcessScanError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::trace::TraceFormat;
-use crate::shim::ShimError;
 use crate::spec::CliFlavor;
 use crate::spec::Verbosity;
 
@@ -77,17 +73,10 @@ pub fn print_probe_wait(probed: &str, limit: Duration) {
     print_error(&format!("rankrun: waiting up to {} s for {probed}\n", limit.as_secs_f64()));
 }
 
-/// A worker that was started by hand does not run.
+/// Reports that a command such as `devices`, `gc` or `shim` has failed.
 #[must_use]
-pub fn report_attach_error(error: &AttachError) -> ExitCode {
-    print_error(&with_cause(error, error.hint()));
-    ExitCode::from(LAUNCHER_FAILED)
-}
-
-/// Reports that `devices` or `topo` cannot inspect the machine.
-#[must_use]
-pub fn report_inspect_error(error: &InspectError) -> ExitCode {
-    print_error(&with_cause(error, error.hint()));
+pub fn report_error(error: &dyn std::error::Error, hint: Option<&str>) -> ExitCode {
+    print_error(&with_cause(error, hint));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
@@ -96,13 +85,6 @@ pub fn report_inspect_error(error: &InspectError) -> ExitCode {
 pub fn report_control_error(error: &CommandError) -> ExitCode {
     print_error(&with_cause(error, Some(error.hint())));
     ExitCode::from(error.exit_code())
-}
-
-/// `rankrun gc` could not look; the exit status.
-#[must_use]
-pub fn report_gc_error(error: &GcError) -> ExitCode {
-    print_error(&with_cause(error, Some(error.hint())));
-    ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// Sends the launcher's own log to the console, down to `verbosity`: warnings like all other messages, with times and
@@ -140,13 +122,6 @@ pub fn report_refused_command_line(
     if let Some(error) = setting_error {
         write_parent_file(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
     }
-}
-
-/// The shim cannot be changed or read.
-#[must_use]
-pub fn report_shim_error(error: &ShimError) -> ExitCode {
-    print_error(&with_cause(error, error.hint()));
-    ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// The launcher could not split into guard and agent, or the guard cannot do its work.

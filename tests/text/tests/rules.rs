@@ -40,12 +40,11 @@ fn aims_hold_in_all_rooms() {
 }
 
 /// Rooms of the launcher that import each other. A pair leaves this list when its cycle is broken; none is added.
-const MUTUAL_IMPORTS: [(&str, &str); 6] = [
+const MUTUAL_IMPORTS: [(&str, &str); 5] = [
     ("agent", "reporter"),
     ("device", "facts"),
     ("device", "spec"),
     ("error", "rendezvous"),
-    ("inspect", "reporter"),
     ("logs", "reporter"),
 ];
 
