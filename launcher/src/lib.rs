@@ -9,6 +9,7 @@
 //! | [`gc`] | finds and ends leftover processes of dead jobs |
 //! | `litter` | finds and removes leftover files and folders |
 //! | [`device`] | which accelerators, in which order |
+//! | [`device_assignment`] | how many workers, and which device each has |
 //! | [`placement`] | rank → device and variables |
 //! | [`worker_command`] | the argv and the environment of one worker |
 //! | [`rendezvous`] | which nodes take part, in which order |
@@ -30,6 +31,7 @@ pub mod blocking;
 pub mod cli;
 pub mod control;
 pub mod device;
+pub mod device_assignment;
 pub mod error;
 pub mod exit_code;
 pub mod explain;

@@ -6,10 +6,10 @@ use std::cell::Cell;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use crate::agent::device_report;
-use crate::device::assignment::{DeviceAssignment, NodeFacts, assign_devices};
 use crate::device::choice::number;
 use crate::device::worker_device::WorkerDevice;
 use crate::device::{CudaDevice, Machine};
+use crate::device_assignment::{DeviceAssignment, NodeFacts, assign_devices};
 use crate::facts::Facts;
 use crate::spec::{LaunchSpec, StdinPolicy};
 

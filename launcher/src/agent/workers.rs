@@ -35,7 +35,7 @@ use crate::agent::opening::OpenedResources;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
 use crate::blocking::file_calls::FileCalls;
-use crate::device::assignment::DeviceAssignment;
+use crate::device_assignment::DeviceAssignment;
 use crate::error::{LaunchError, SpawnError};
 use crate::logs::route::Routes;
 use crate::logs::space::FullLogFolder;

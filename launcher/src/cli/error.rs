@@ -18,7 +18,7 @@ use super::option::{Family, Kind, LaunchOption, argparse_name};
 use super::subcommand::options_of;
 use super::suggest::{help_topic_hint, similar_option_of, unknown_options_hint};
 use super::torchrun;
-use crate::device::assignment::DeviceError;
+use crate::device_assignment::DeviceError;
 use crate::exit_code;
 use crate::plain::is_bidi_control;
 use crate::spec::CliFlavor;

@@ -5,13 +5,11 @@
 //! |---|---|
 //! | `machine` | the result of discovery, as data that travels from the probes |
 //! | [`probe`] | asks the vendors' libraries and the kernel; only in short-lived children |
-//! | [`presence`] | whether a probe is worth starting |
 //! | [`visibility`] | the vendors' variables, read with each vendor's own rules (pure) |
 //! | [`selector`] | the grammar of `--devices` (pure) |
 //! | [`order`] | `--device-order` (pure) |
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
-//! | [`assignment`] | request and machine → the device of each worker |
 //! | [`worker_device`] | the device of one worker, its variables and CPUs |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
@@ -21,7 +19,6 @@
 //! no vendor's library: a library that hangs, crashes or lies does so in a child with a deadline.
 
 pub mod affinity;
-pub mod assignment;
 pub mod choice;
 pub mod cpu_reason;
 #[cfg(test)]
@@ -30,7 +27,6 @@ pub mod handover;
 pub mod health;
 mod machine;
 pub mod order;
-pub mod presence;
 pub mod probe;
 pub mod selector;
 pub mod visibility;

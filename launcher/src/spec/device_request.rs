@@ -1,4 +1,4 @@
-//! The device options of a launch, each with its origin. Plain data: [`assign_devices`](crate::device::assignment)
+//! The device options of a launch, each with its origin. Plain data: [`assign_devices`](crate::device_assignment)
 //! reads it before the launch, and again after a device has died.
 
 use std::time::Duration;

@@ -2,13 +2,13 @@
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
-use super::{Assigner, DeviceAssignment, assignment, virtual_devices};
-use crate::device::assignment::DeviceError;
+use super::{Assigner, DeviceAssignment, assignment, presence, virtual_devices};
 use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::cpu_reason::{CpuFacts, CpuReason, find_cpu_reason};
 use crate::device::handover::assign_worker_variables;
 use crate::device::worker_device::WorkerDevice;
-use crate::device::{Machine, Visibility, presence};
+use crate::device::{Machine, Visibility};
+use crate::device_assignment::DeviceError;
 use crate::notice::Notice;
 use crate::plain::plain;
 use crate::spec::CliFlavor;

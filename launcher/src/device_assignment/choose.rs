@@ -1,12 +1,12 @@
 //! Chooses the devices, and words the warnings about them.
 
 use super::{Assigner, requested_kinds};
-use crate::device::assignment::DeviceError;
 use crate::device::choice::{
     Choice, ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning, choose_devices, label,
 };
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine, Visibility};
+use crate::device_assignment::DeviceError;
 use crate::notice::Notice;
 use crate::plain::plain;
 use crate::spec::device_request::WorkerCount;

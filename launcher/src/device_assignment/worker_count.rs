@@ -4,8 +4,8 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::Assigner;
 use crate::device::DeviceType;
-use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, label};
+use crate::device_assignment::DeviceError;
 use crate::facts::Facts;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;

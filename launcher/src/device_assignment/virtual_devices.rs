@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use rankrun_contract::rank::LocalRank;
 
-use crate::device::assignment::DeviceError;
 use crate::device::worker_device::WorkerDevice;
+use crate::device_assignment::DeviceError;
 use crate::facts::Facts;
 
 const HIP: &str = "HIP_VISIBLE_DEVICES";

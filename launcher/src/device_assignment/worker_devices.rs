@@ -6,11 +6,11 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::{Assigner, device_lines};
 use crate::device::affinity::Bindings;
-use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::handover::{Handover, assign_worker_variables};
 use crate::device::worker_device::{Device, WorkerDevice};
 use crate::device::{DeviceType, Machine, Visibility};
+use crate::device_assignment::DeviceError;
 use crate::notice::Notice;
 use crate::spec::setting::Setting;
 

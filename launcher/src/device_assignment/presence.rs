@@ -40,7 +40,7 @@ const MAX_LIBRARY_FOLDERS: usize = 64;
 /// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign is not a proof; without
 /// one a probe would find no device.
 #[must_use]
-pub fn has_accelerator_sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
+pub(super) fn has_accelerator_sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
     let is_there = |path: &Path| world.kind(path) != FileKind::Missing;
     let has_library = |folder: &Path| is_there(&folder.join(NVML));
     let path = library_path.map(OsStr::as_bytes).unwrap_or_default();
@@ -59,7 +59,7 @@ pub fn has_accelerator_sign(world: &dyn World, library_path: Option<&OsStr>) -> 
 /// Whether a driver has made a device node for devices of this type. A library alone does not mean a card: computers
 /// without one often share the image of computers with cards.
 #[must_use]
-pub fn has_node(world: &dyn World, kind: DeviceType) -> bool {
+pub(super) fn has_node(world: &dyn World, kind: DeviceType) -> bool {
     let nodes: &[&str] = match kind {
         DeviceType::Cuda => &DEVICES[..4],
         DeviceType::Rocm => &["/dev/kfd"],

@@ -9,6 +9,7 @@
 //! | `virtual_devices` | torch's `--virtual-local-rank` |
 //! | `omp_threads` | `OMP_NUM_THREADS` of the workers |
 //! | `device_lines` | one line for each worker that names its device |
+//! | `presence` | whether a probe is worth starting |
 //! | `hint` | hints that fit the request |
 //!
 //! Under the name torchrun nothing is chosen: the workers inherit the vendors' variables as they are. Devices are only
@@ -22,6 +23,7 @@ mod device_lines;
 mod error;
 mod hint;
 mod omp_threads;
+mod presence;
 mod virtual_devices;
 mod worker_count;
 mod worker_devices;
@@ -35,7 +37,7 @@ pub use error::DeviceError;
 use crate::device::choice::{Choice, SelectedDevice};
 use crate::device::visibility::{AskCuda, InheritedVariables};
 use crate::device::worker_device::WorkerDevice;
-use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility, presence};
+use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility};
 use crate::facts::Facts;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;

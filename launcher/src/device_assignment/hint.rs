@@ -1,7 +1,7 @@
 //! Hints that fit the request: they do not advise what the user has already done. Pure.
 
 use crate::device::ProbeProblemKind;
-use crate::device::assignment::DeviceError;
+use crate::device_assignment::DeviceError;
 use crate::spec::Unhealthy;
 use crate::spec::device_request::{DeviceRequest, WorkerCount};
 use crate::spec::setting::Origin;
