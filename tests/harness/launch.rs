@@ -16,10 +16,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, process};
+use std::{env, io, process};
 
-use nix::pty::openpty;
 use nix::sys::signal::{SigHandler, Signal, signal};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
 use crate::fork_server::{ForkRequest, can_fork_with, fork_torchrun, torchrun};
 use crate::job::{Input, Job, Start, StartedProcess};
@@ -384,21 +384,31 @@ impl Launch {
     }
 }
 
+/// Both ends of a new terminal. A process that another test starts meanwhile does not inherit them.
+fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = openpt(flags)?;
+    grantpt(&master)?;
+    unlockpt(&master)?;
+    let slave = ioctl_tiocgptpeer(&master, flags)?;
+    Ok((master, slave))
+}
+
 fn on_terminal(
     mut command: Command,
     size: Option<Size>,
     transcript: &Arc<Transcript>,
 ) -> (StartedProcess, Option<Input>) {
-    let pty = openpty(None, None).expect("the machine has a free terminal");
+    let (master, slave) = open_terminal().expect("the machine has a free terminal");
     if let Some(size) = size.map(crate::screen::window_size) {
-        rustix::termios::tcsetwinsize(&pty.master, size).expect("the terminal takes a size");
+        rustix::termios::tcsetwinsize(&master, size).expect("the terminal takes a size");
     }
-    let slave = || File::from(pty.slave.try_clone().expect("the terminal can be shared"));
-    command.stdin(slave()).stdout(slave()).stderr(slave());
+    let stream = || File::from(slave.try_clone().expect("the terminal can be shared"));
+    command.stdin(stream()).stdout(stream()).stderr(stream());
     let child = spawn(&mut command);
-    let reader = pty.master.try_clone().expect("the terminal can be shared");
+    let reader = master.try_clone().expect("the terminal can be shared");
     transcript.follow(Stream::Out, File::from(reader));
-    (StartedProcess::Spawned(child), Some(Input::from(pty.master)))
+    (StartedProcess::Spawned(child), Some(Input::from(master)))
 }
 
 fn spawn(command: &mut Command) -> Child {
