@@ -10,14 +10,12 @@ use std::time::Duration;
 use nix::errno::Errno;
 use rankrun_contract::rank::Rank;
 
-use crate::io_thread::IoThreadError;
 use crate::logs::LogError;
 use crate::process::command::NulByte;
 use crate::process::exec_problem::ExecProblem;
 use crate::process::proc::ProcessScanError;
 use crate::process::process_limit_hint;
 use crate::rendezvous::error::RendezvousError;
-use crate::store::StoreError;
 
 /// An error of the launcher itself.
 #[derive(Debug, thiserror::Error)]
@@ -30,12 +28,6 @@ pub enum LaunchError {
         /// The kernel's error for the step.
         source: io::Error,
     },
-    /// A thread for sockets could not be started.
-    #[error(transparent)]
-    IoThread(#[from] IoThreadError),
-    /// The workers' store could not be opened.
-    #[error(transparent)]
-    Store(#[from] StoreError),
     /// The nodes do not find each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
@@ -46,16 +38,6 @@ pub enum LaunchError {
         limit: Duration,
         /// Whether `--warn-signal` has warned the workers.
         is_warned: bool,
-    },
-    /// The `MASTER_ADDR` for the workers is not an address of this machine.
-    #[error("cannot find an address of this machine for `{host}`{}", naming_source(named_by.as_deref()))]
-    Address {
-        /// The host as the user gave it.
-        host: String,
-        /// The source of the host: an option, a variable, a key of a file.
-        named_by: Option<String>,
-        /// The error of the name resolver.
-        source: io::Error,
     },
     /// The log tree or a stream could not be opened.
     #[error(transparent)]
@@ -132,21 +114,6 @@ impl fmt::Display for SpawnError {
 
 impl Error for SpawnError {}
 
-/// The error and its causes, as one line.
-#[must_use]
-pub fn format_chain(error: &dyn Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
-pub(crate) fn naming_source(what: Option<&str>) -> String {
-    what.map_or_else(String::new, |what| format!(", which {what} names"))
-}
-
 impl LaunchError {
     /// One thing to do about it.
     #[must_use]
@@ -159,13 +126,8 @@ impl LaunchError {
 
     fn fixed_hint(&self) -> Option<&'static str> {
         match self {
-            Self::IoThread(error) => error.hint(),
-            Self::Store(error) => error.hint(),
             Self::Rendezvous(error) => error.hint(),
             Self::Logs(error) => Some(error.hint()),
-            Self::Address { .. } => {
-                Some("name this machine, or leave the option out: one node needs no address")
-            }
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
             Self::TimeLimit { is_warned: true, .. } => Some("give it more with `--time-limit`"),
             Self::TimeLimit { is_warned: false, .. } => Some(

@@ -33,6 +33,7 @@ pub mod control;
 pub mod device;
 pub mod device_assignment;
 pub mod error;
+pub mod error_chain;
 pub mod exit_code;
 pub mod explain;
 pub mod facts;

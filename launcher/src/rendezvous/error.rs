@@ -12,7 +12,8 @@ use super::descriptor::Mismatch;
 use super::pickle::StateParseError;
 use super::port_owner::PortOwner;
 use super::unreached::Unreached;
-use crate::error::naming_source;
+use crate::io_thread::IoThreadError;
+use crate::process::process_limit_hint;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
 
@@ -119,6 +120,19 @@ pub enum RendezvousError {
     /// This node has no address to publish.
     #[error(transparent)]
     Address(#[from] AddressError),
+    /// The `MASTER_ADDR` for the workers is not an address of this machine.
+    #[error("cannot find an address of this machine for `{host}`{}", naming_source(named_by.as_deref()))]
+    MasterNotLocal {
+        /// The host as the user gave it.
+        host: String,
+        /// The source of the host: an option, a variable, a key of a file.
+        named_by: Option<String>,
+        /// The error of the name resolver.
+        source: io::Error,
+    },
+    /// The thread for sockets could not be started.
+    #[error(transparent)]
+    IoThread(#[from] IoThreadError),
     /// A system call failed: listening on a port, or listing the interfaces.
     #[error("cannot {what}")]
     System {
@@ -222,6 +236,10 @@ fn describe_owner(owner: Option<&PortOwner>, node: Option<&NodeName>) -> String 
     if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) }
 }
 
+fn naming_source(what: Option<&str>) -> String {
+    what.map_or_else(String::new, |what| format!(", which {what} names"))
+}
+
 fn describe_value(value: &str) -> String {
     if value.is_empty() { "no value".to_owned() } else { format!("the value `{value}`") }
 }
@@ -263,7 +281,11 @@ impl RendezvousError {
                 "something else writes to this store: give the job another `--rdzv-id` or another endpoint"
             }
             Self::Address(error) => error.hint(),
-            Self::System { .. } => return None,
+            Self::MasterNotLocal { .. } => {
+                "name this machine, or leave the option out: one node needs no address"
+            }
+            Self::IoThread(error) => return error.hint(),
+            Self::System { source, .. } => return process_limit_hint(source),
             Self::StoreLost { .. } => "the node that hosts the store has gone; start the job again",
             Self::Mismatch { mismatch, .. } => mismatch.hint(),
             Self::SameNodeRank { .. } => "give every node a `--node-rank` of its own",

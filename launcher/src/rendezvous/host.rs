@@ -11,7 +11,6 @@ use nix::errno::Errno;
 use tokio::time::timeout;
 
 use crate::blocking::{BlockingCall, CallStep, call_on_thread};
-use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::{self, interfaces};
 use crate::rendezvous::port_owner::{is_listened_on, port_owner};
@@ -164,12 +163,12 @@ pub fn open_store(
     endpoint: &StoreEndpoint,
     is_host: Option<bool>,
     (clients, ports): (AllowedClients, Option<PortRange>),
-) -> Result<Option<StoreServer>, LaunchError> {
+) -> Result<Option<StoreServer>, StoreError> {
     match bind_unless_answered(|| bind(endpoint, clients, ports), is_answered) {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine opened the store first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
-        Err(error) => Err(with_owner(error).into()),
+        Err(error) => Err(with_owner(error)),
     }
 }
 

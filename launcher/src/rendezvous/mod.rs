@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
 
-use crate::error::{LaunchError, format_chain};
+use crate::error_chain::format_chain;
 use crate::store::StoreServer;
 use local::LocalRendezvous;
 use task::{NetworkRendezvous, Setup};
@@ -62,7 +62,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// A store, or an address for this node, cannot be had.
-    pub fn open(setup: Setup) -> Result<Self, LaunchError> {
+    pub fn open(setup: Setup) -> Result<Self, error::RendezvousError> {
         if setup.spec.is_shared() {
             return Ok(Self::Network(NetworkRendezvous::open(setup)?));
         }

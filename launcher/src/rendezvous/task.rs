@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{LocalWorldSize, RestartCount};
 
-use crate::error::LaunchError;
 use crate::io_thread::IoThread;
 use crate::process::watchdog::Watchdog;
+use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::{RendezvousCommand, RendezvousEvent, ShutdownKind};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
@@ -86,13 +86,13 @@ impl NetworkRendezvous {
     ///
     /// # Errors
     /// The store, or an address for this node, cannot be had.
-    pub fn open(setup: Setup) -> Result<Self, LaunchError> {
+    pub fn open(setup: Setup) -> Result<Self, RendezvousError> {
         Self::open_with(setup, |_| {})
     }
 
     /// The same with other limits.
-    fn open_with(setup: Setup, limits: impl FnOnce(&mut Plan)) -> Result<Self, LaunchError> {
-        let failed = |source: io::Error| LaunchError::Setup { what: "start the rendezvous", source };
+    fn open_with(setup: Setup, limits: impl FnOnce(&mut Plan)) -> Result<Self, RendezvousError> {
+        let failed = |source: io::Error| RendezvousError::System { what: "start the rendezvous", source };
         let (channel, commands, events) = channels().map_err(failed)?;
         let io_thread = IoThread::start("rankrun-io")?;
         let mut task = RendezvousTask::open(setup, commands, events, &io_thread)?;

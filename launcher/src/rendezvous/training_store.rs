@@ -19,7 +19,6 @@ use super::address;
 use super::error::RendezvousError;
 use super::host::{StoreEndpoint, port_taken_unless_answered};
 use crate::blocking::BlockingCall;
-use crate::error::LaunchError;
 use crate::spec::rendezvous::{NetworkSpec, PortRange};
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::listen::Interfaces;
@@ -72,7 +71,7 @@ impl TrainingStore {
     ///
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
-    pub fn open_local(rendezvous: &RendezvousSpec, network: &NetworkSpec) -> Result<Self, LaunchError> {
+    pub fn open_local(rendezvous: &RendezvousSpec, network: &NetworkSpec) -> Result<Self, RendezvousError> {
         let plan = rendezvous.store();
         let mut store = Self::unopened(plan.host, network);
         store.set_address(plan.addr, None);
@@ -194,8 +193,8 @@ impl OwnServer {
     }
 
     /// Opens the server on the first address of the host that this machine has.
-    fn open_at(&mut self, plan: StorePlan<'_>) -> Result<(), LaunchError> {
-        let no_address = |source| LaunchError::Address {
+    fn open_at(&mut self, plan: StorePlan<'_>) -> Result<(), RendezvousError> {
+        let no_address = |source| RendezvousError::MasterNotLocal {
             host: plan.addr.to_owned(),
             named_by: plan.source.map(str::to_owned),
             source,
@@ -211,7 +210,7 @@ impl OwnServer {
 fn bind_first_local(
     addresses: &[SocketAddr],
     ports: Option<PortRange>,
-) -> Result<Option<StoreServer>, LaunchError> {
+) -> Result<Option<StoreServer>, StoreError> {
     let mut refusal = None;
     for address in addresses {
         match StoreServer::bind_in(Interfaces::One(address.ip()), address.port(), ports) {
@@ -220,10 +219,10 @@ fn bind_first_local(
                 refusal = refusal.or(Some(StoreError::Bind { addr, source }));
             }
             // The port is in use. The next address would not be where the other nodes connect.
-            Err(error) => return Err(port_taken_unless_answered(error).into()),
+            Err(error) => return Err(port_taken_unless_answered(error)),
         }
     }
-    refusal.map_or(Ok(None), |refusal| Err(refusal.into()))
+    refusal.map_or(Ok(None), Err)
 }
 
 /// True if no interface has this address, or the kernel lacks its address family.

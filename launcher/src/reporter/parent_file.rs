@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::report::{self, ErrorReport};
 
-use crate::error::format_chain;
+use crate::error_chain::format_chain;
 use crate::regular_file;
 
 /// At most so many bytes of a previous file are shown.

@@ -4,7 +4,8 @@ use std::time::SystemTime;
 
 use rankrun_contract::report::ErrorReport;
 
-use crate::error::{LaunchError, format_chain};
+use crate::error::LaunchError;
+use crate::error_chain::format_chain;
 use crate::reporter::parent_file;
 
 /// Why this node cannot go on, where no worker is to blame. The user has seen the error.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{NodeRank, RunId};
 
-use crate::error::LaunchError;
 use crate::io_thread::IoThread;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
@@ -29,9 +28,9 @@ struct OtherHost {
 }
 
 /// The error of a store that cannot be opened, with what is at its port.
-pub(super) fn explain_port_in_use(error: LaunchError, plan: &Plan, io_thread: &IoThread) -> LaunchError {
-    let LaunchError::Store(StoreError::InUse { addr, .. } | StoreError::Bind { addr, .. }) = &error else {
-        return error;
+pub(super) fn explain_port_in_use(error: StoreError, plan: &Plan, io_thread: &IoThread) -> RendezvousError {
+    let (StoreError::InUse { addr, .. } | StoreError::Bind { addr, .. }) = &error else {
+        return error.into();
     };
     let (port, has_node_rank) = (addr.port(), plan.static_job.is_some());
     let search = HostSearch {
@@ -44,9 +43,9 @@ pub(super) fn explain_port_in_use(error: LaunchError, plan: &Plan, io_thread: &I
         // The receiver waits.
         let _ = sender.send(search.find_at(port).await);
     });
-    let Ok(Some(OtherHost { node })) = found.recv() else { return error };
+    let Ok(Some(OtherHost { node })) = found.recv() else { return error.into() };
     let owner = port_owner::port_owner(port);
-    RendezvousError::AlreadyHosted { has_node_rank, port, owner, node: node.map(Box::new) }.into()
+    RendezvousError::AlreadyHosted { has_node_rank, port, owner, node: node.map(Box::new) }
 }
 
 /// What identifies a store of this job.

@@ -14,7 +14,6 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::sleep_until;
 
-use crate::error::LaunchError;
 use crate::io_thread::IoThread;
 use crate::rendezvous::address::{self, Interface, is_confined};
 use crate::rendezvous::assign_ranks::{SharedAddressCache, SharedTrainingStore};
@@ -134,7 +133,7 @@ impl RendezvousTask {
         commands: UnboundedReceiver<TaskCommand>,
         events: EventSender,
         io_thread: &IoThread,
-    ) -> Result<Self, LaunchError> {
+    ) -> Result<Self, RendezvousError> {
         let (mut plan, is_host) = Plan::of(setup);
         let may_host = host::may_host(&plan.endpoint, is_host);
         let clients = allowed_clients(&plan, may_host)?;

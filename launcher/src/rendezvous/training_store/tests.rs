@@ -15,7 +15,7 @@ fn network(ports: Option<PortRange>) -> NetworkSpec {
     NetworkSpec { ports, ..NetworkSpec::default() }
 }
 
-fn open_local(spec: &RendezvousSpec, ports: Option<PortRange>) -> Result<TrainingStore, LaunchError> {
+fn open_local(spec: &RendezvousSpec, ports: Option<PortRange>) -> Result<TrainingStore, RendezvousError> {
     TrainingStore::open_local(spec, &network(ports))
 }
 
