@@ -22,6 +22,7 @@
 //! | [`logs`] | the workers' output |
 //! | [`plain`] | control characters of foreign text, escaped |
 //! | [`notice`] | lines that are printed once, before the workers start |
+//! | [`console`] | the only writer of the terminal |
 //! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens regular files, and refuses all others |
 //! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
@@ -29,6 +30,7 @@
 pub mod agent;
 pub mod blocking;
 pub mod cli;
+pub mod console;
 pub mod control;
 pub mod device;
 pub mod device_assignment;
@@ -72,6 +74,7 @@ use rankrun_contract::rank::JobId;
 use crate::agent::AgentSetup;
 use crate::blocking::BlockingCall;
 use crate::cli::{Attach, CliError, Command, Launch};
+use crate::console::{Console, Cursor};
 use crate::control::folder::RuntimeFolders;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
@@ -90,7 +93,6 @@ use crate::process::reserve;
 use crate::process::signal::{self, HandledSignals, raise_with_default_action};
 use crate::process::spawn::InheritedState;
 use crate::process::watchdog::Watchdog;
-use crate::reporter::console::{Console, Cursor};
 use crate::reporter::program::foreign_python;
 use crate::reporter::user_log::UserLog;
 use crate::shim::ShimRequest;

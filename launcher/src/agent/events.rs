@@ -10,9 +10,9 @@ use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::MAX_CUT_TEXT;
 
 use crate::agent::message::{JobOutcome, WorkerEnd};
+use crate::console::{Console, OutputStream};
 use crate::process::Exit;
 use crate::rendezvous::Round;
-use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::events::{
     self, ENDED_BY_CODE, ENDED_BY_SIGNAL, EventWorker, JobFacts, JobProgress, RankStatus, TorchEvent,
 };

@@ -11,7 +11,7 @@ use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
-use crate::reporter::console::write_while_ready;
+use crate::console::write_while_ready;
 
 use super::frame::{ENTER, LEAVE, Size};
 

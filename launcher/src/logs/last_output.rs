@@ -123,7 +123,7 @@ fn last_line_of(path: &Path) -> LastOutput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reporter::console::OutputStream;
+    use crate::console::OutputStream;
 
     fn line(text: &str, seconds: u64) -> LastOutput {
         LastOutput::Line { text: text.to_owned(), age: Duration::from_secs(seconds) }

@@ -21,8 +21,8 @@ use rankrun_contract::rank::Generation;
 use super::channel::{CAPACITY, size_beside_label};
 use super::latch::Completion;
 use super::source::{ReadResult, StreamSource};
-use crate::reporter::console::{Output, WriteError};
-use crate::reporter::screen::{Screen, StreamId};
+use crate::console::screen::{Screen, StreamId};
+use crate::console::{Output, WriteError};
 
 /// Bytes that the output gets at once.
 const FLUSH: usize = 64 * 1024;

@@ -14,7 +14,7 @@ use super::channel::Channel;
 use super::filter::LinePicker;
 use super::space::write_error_reason;
 use super::tail::Tail;
-use crate::reporter::console::OutputStream;
+use crate::console::OutputStream;
 
 #[derive(Debug)]
 pub(super) struct StreamSource {

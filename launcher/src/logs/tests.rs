@@ -1,5 +1,5 @@
 use super::*;
-use crate::reporter::console::Cursor;
+use crate::console::Cursor;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;

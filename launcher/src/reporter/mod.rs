@@ -1,9 +1,8 @@
 //! All output to users, and the error file for the parent process. The modules below word messages, reports and
-//! events, without input or output. The terminal has one writer: [`console`].
+//! events, without input or output. The terminal has one writer: [`console`](crate::console).
 #![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 pub mod causes;
-pub mod console;
 pub mod early;
 pub mod events;
 pub mod file_limit;
@@ -17,9 +16,7 @@ pub mod parent_file;
 pub mod program;
 pub mod rank_names;
 pub mod rank_table;
-pub mod screen;
 pub mod summary;
-mod terminal_row;
 pub mod torch_log;
 pub mod torch_report;
 mod trace;
@@ -36,12 +33,12 @@ use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
 use crate::blocking::BlockingCall;
+use crate::console::{Console, write_while_ready};
 use crate::control::command::CommandError;
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
 use crate::process::proc::ProcessScanError;
 use crate::process::{Exit, signal_name};
-use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::trace::TraceFormat;
 use crate::spec::CliFlavor;
 use crate::spec::Verbosity;

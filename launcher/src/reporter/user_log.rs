@@ -9,9 +9,9 @@ use std::time::SystemTime;
 use nix::unistd::Pid;
 
 use crate::agent::message::JobEvent;
+use crate::console::{Console, OutputStream};
 use crate::notice::Notice;
 use crate::plain::{plain, with_bidi_escaped};
-use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::file_limit::{cause_in_words, hint_of};
 use crate::reporter::job_event_text;
 use crate::reporter::local_time::LocalTime;

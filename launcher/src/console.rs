@@ -18,8 +18,10 @@ use nix::sys::eventfd::EventFd;
 use rustix::fs::{FileType, Mode, OFlags};
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::screen::{Screen, ScreenKind};
+use screen::{Screen, ScreenKind};
 
+pub mod screen;
+mod terminal_row;
 #[cfg(test)]
 mod tests;
 
