@@ -19,6 +19,7 @@
 //! | [`agent`] | the only owner of the job's state |
 //! | `blocking` | calls that may never return, off the loops |
 //! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
+//! | [`job_event`] | what the agent tells the user, as plain data |
 //! | [`logs`] | the workers' output |
 //! | [`plain`] | control characters of foreign text, escaped |
 //! | [`notice`] | lines that are printed once, before the workers start |
@@ -42,6 +43,7 @@ pub mod facts;
 pub mod gc;
 pub mod inspect;
 pub mod io_thread;
+pub mod job_event;
 mod litter;
 pub mod logs;
 pub mod notice;

@@ -13,13 +13,14 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use crate::agent::Agent;
 use crate::agent::inputs::wait_for_inputs;
-use crate::agent::message::{Action, Input, JobEvent};
+use crate::agent::message::{Action, Input};
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::control::endpoint::{ControlEndpoint, ControlReply, ControlRequest};
 use crate::control::folder::RuntimeFolders;
 use crate::control::protocol::Accepted;
 use crate::control::snapshot::JobSnapshot;
 use crate::exit_code::ExitStatus;
+use crate::job_event::JobEvent;
 use crate::process::signal_name;
 use crate::reporter::job_event_text;
 use crate::spec::CliFlavor;

@@ -1,8 +1,9 @@
 //! Transcripts with a health check of the devices after a failure.
 
 use super::*;
-use crate::agent::device_report::{DeadDevice, DeviceReport};
+use crate::agent::device_report::DeviceReport;
 use crate::agent::policy::CheckpointFingerprint;
+use crate::job_event::DeadDevice;
 use crate::spec::Unhealthy;
 use crate::spec::restart::{Backoff, ProgressLimit, RestartPolicy};
 

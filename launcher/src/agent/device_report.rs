@@ -3,10 +3,10 @@
 
 use rankrun_contract::rank::LocalRank;
 
-use crate::agent::message::JobEvent;
 use crate::device::health::{Severity, findings};
 use crate::device::worker_device::{Device, DeviceIdentity, WorkerDevice};
 use crate::device::{Accelerator, Machine, ProbeProblem, ProbeProblemKind};
+use crate::job_event::{DeadDevice, DeviceWarning, JobEvent};
 
 /// Why a device that is no longer listed counts as dead.
 const NOT_LISTED: &str = "fell off the bus: it is not listed any more";
@@ -20,26 +20,6 @@ pub struct DeviceReport {
     pub warnings: Vec<DeviceWarning>,
     /// Sources that gave no answer, each described in words.
     pub unchecked: Vec<String>,
-}
-
-/// A device on which no worker can run any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeadDevice {
-    /// The local ranks of the workers that used the device.
-    pub local_ranks: Vec<LocalRank>,
-    /// The device in words: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
-    pub device: String,
-    /// Why the device counts as dead, in words.
-    pub reason: String,
-}
-
-/// A device that works but reports a problem.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceWarning {
-    /// The device in words, as in [`DeadDevice::device`].
-    pub device: String,
-    /// The problem that the device reports, in words.
-    pub problem: String,
 }
 
 impl DeviceReport {

@@ -5,24 +5,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::LocalRank;
+
+use crate::job_event::UninterruptibleWorker;
 
 /// torchrun's interval. A sleep that ended and began again between two polls counts as one.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Lower bound of the interval.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// A worker that was found in state `D`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UninterruptibleWorker {
-    /// The local rank of the worker.
-    pub local_rank: LocalRank,
-    /// The pid of the worker process.
-    pub pid: Pid,
-}
 
 /// Records since when each worker is uninterruptible.
 #[derive(Debug)]
@@ -70,6 +61,7 @@ impl DStateWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::unistd::Pid;
 
     fn uninterruptible(local_rank: u32) -> UninterruptibleWorker {
         UninterruptibleWorker { local_rank: LocalRank(local_rank), pid: Pid::from_raw(7) }

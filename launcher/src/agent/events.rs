@@ -9,8 +9,9 @@ use rankrun_contract::rank::{LocalRank, RestartCount};
 use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::MAX_CUT_TEXT;
 
-use crate::agent::message::{JobOutcome, WorkerEnd};
+use crate::agent::message::JobOutcome;
 use crate::console::{Console, OutputStream};
+use crate::job_event::WorkerEnd;
 use crate::process::Exit;
 use crate::rendezvous::Round;
 use crate::reporter::events::{

@@ -12,64 +12,16 @@
 //! A worker that our own stop ended is never the cause (invariant 5). The exception is a worker that wrote
 //! its error file before the stop: a Python interpreter may take seconds to exit.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use rankrun_contract::rank::{Generation, LocalRank, Rank, RestartCount};
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use crate::agent::device_report::DeadDevice;
-use crate::agent::message::WorkerEnd;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::job_event::{DeadDevice, FailureKind, LostPeer, WorkerEnd};
 use crate::process::Exit;
-use crate::rendezvous::PeerLoss;
 
 /// A crash seen later than this after the first failure may be a consequence of the stop.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
-
-/// What a failed worker's error file says about the order of events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ErrorFileInfo {
-    /// The time at which the worker wrote the file.
-    pub written: SystemTime,
-    /// The lost peer that made the worker fail, where the file reports one.
-    pub lost_peer: Option<LostPeer>,
-}
-
-/// A peer that a worker has lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LostPeer {
-    /// A worker of this node, by local rank.
-    Here(LocalRank),
-    /// A worker of another node, by rank.
-    Elsewhere(Rank),
-    /// The error file does not name the peer.
-    Unnamed,
-}
-
-impl ErrorFileInfo {
-    /// The lost peer, where it may be on another node.
-    pub(super) fn remote_loss(&self) -> Option<PeerLoss> {
-        match self.lost_peer? {
-            LostPeer::Here(_) => None,
-            LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
-            LostPeer::Unnamed => Some(PeerLoss::Unnamed),
-        }
-    }
-}
-
-/// Messages about a lost peer of gloo (the first two) and NCCL.
-const LOST_PEER_PHRASES: [&str; 5] = [
-    "Connection closed by peer",
-    "gloo/transport/",
-    "remote process exiting prematurely",
-    "remote process exited or there was a network error",
-    "ncclRemoteError",
-];
-
-/// The phrase by which a library reports a lost peer, if the text contains one.
-#[must_use]
-pub fn lost_peer_phrase(text: &str) -> Option<&'static str> {
-    LOST_PEER_PHRASES.into_iter().find(|phrase| text.contains(phrase))
-}
 
 /// Why a generation of workers failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,25 +42,6 @@ pub struct Failure {
     pub dead_devices: Vec<DeadDevice>,
     /// Workers that had not joined the store when the start limit expired.
     pub not_joined: Box<[LocalRank]>,
-}
-
-/// How the worker that was the cause failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FailureKind {
-    /// It exited with a code other than 0, or by a signal.
-    Ended,
-    /// It had written its error file, and our stop ended it before its own exit.
-    EndedByStop,
-    /// It had not joined the store within this time and was stopped for that.
-    NotJoined {
-        /// The start limit that the user set.
-        limit: Duration,
-    },
-    /// It was uninterruptible (state `D`) for too long and was stopped for that.
-    Stuck {
-        /// The time for which it was uninterruptible.
-        stuck_for: Duration,
-    },
 }
 
 /// A worker that had exited with 0 before the first failure.
@@ -292,7 +225,10 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job_event::ErrorFileInfo;
     use nix::unistd::Pid;
+    use rankrun_contract::rank::Rank;
+    use std::time::SystemTime;
 
     const CODE: Exit = Exit::Code(1);
 
@@ -381,20 +317,6 @@ mod tests {
             assert_eq!(root_cause_rank(&[(victim, false), (end(1, signal(15), None), true)]), 0);
             let other = loses(end(1, CODE, Some((4, None))));
             assert_eq!(root_cause_rank(&[(victim, false), (other, false)]), 0, "both lost a peer");
-        }
-    }
-
-    #[test]
-    fn gloo_and_nccl_messages_are_recognized_as_lost_peer() {
-        for text in [
-            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [198.18.0.12]:24077",
-            "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [127.0.0.1]:31000: Connection reset by peer",
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
-        ] {
-            assert!(lost_peer_phrase(text).is_some(), "{text}");
-        }
-        for text in ["ValueError: the peer closed no connection", "Connection reset by peer"] {
-            assert_eq!(lost_peer_phrase(text), None, "a data loader may say so");
         }
     }
 

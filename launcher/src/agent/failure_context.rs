@@ -13,12 +13,12 @@ use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut_text};
 use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, ReportError};
 
-use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
+use crate::agent::failure::{Failure, FollowingEnd};
 use crate::agent::host;
-use crate::agent::message::WorkerEnd;
 use crate::blocking::file_calls::FileCalls;
 use crate::device::worker_device::Device;
 use crate::facts::short_hostname;
+use crate::job_event::{FailureKind, WorkerEnd};
 use crate::logs::route::streams_of_rank;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::Placement;

@@ -11,8 +11,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use super::{Agent, AgentAbort};
-use crate::agent::message::{Input, WorkerEnd};
+use crate::agent::message::Input;
 use crate::agent::progress::ProgressProbe;
+use crate::job_event::WorkerEnd;
 use crate::process::Exit;
 use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 

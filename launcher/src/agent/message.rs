@@ -1,9 +1,7 @@
 //! The messages between the agent's loop and its pure state: inputs (what happened) and actions (what to do).
 //! This module owns the types only; `state` and the loop give them meaning.
 
-mod job_event;
 pub mod launcher_error;
-pub mod rank_table;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,21 +11,17 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
 use crate::agent::device_report::DeviceReport;
-use crate::agent::dstate::UninterruptibleWorker;
-use crate::agent::failure::{ErrorFileInfo, Failure};
+use crate::agent::failure::Failure;
 use crate::agent::leftovers::LeftoverStep;
 use crate::agent::policy::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
-use crate::process::Exit;
-use crate::process::child::PeakMemory;
-use crate::process::oom::OomEvidence;
+use crate::job_event::rank_table::{EndedRank, RankTable};
+use crate::job_event::{JobEvent, ShutdownNotice, UninterruptibleWorker, WorkerEnd};
 use crate::process::proc::ProcessScanError;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, RendezvousEnd, Round};
 use crate::spec::stop::StopReason;
-pub use job_event::JobEvent;
 use launcher_error::LauncherError;
-use rank_table::{EndedRank, RankTable};
 
 /// An event, as input of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,17 +165,6 @@ pub enum Input {
     DeadlinePassed,
 }
 
-/// What the user is told of a long shutdown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShutdownNotice {
-    /// A reader of the workers' output is awaited.
-    OutputPending,
-    /// The time for the workers' output is over.
-    OutputAbandoned,
-    /// The other nodes are awaited.
-    PeersPending,
-}
-
 /// What a sweep found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SweepResult {
@@ -211,52 +194,6 @@ pub struct NotJoined {
     pub local_rank: LocalRank,
     /// The pid of the running worker.
     pub pid: Pid,
-}
-
-/// The exit of one worker, with its evidence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerEnd {
-    /// The local rank of the worker.
-    pub local_rank: LocalRank,
-    /// The pid that the worker had.
-    pub pid: Pid,
-    /// The exit code or the signal that ended it.
-    pub exit: Exit,
-    /// The time at which the launcher saw the exit.
-    pub at: SystemTime,
-    /// What its error file says about the failure.
-    pub error_file_info: Option<ErrorFileInfo>,
-    /// What is known of a SIGKILL that the launcher did not send.
-    pub foreign_kill: Option<ForeignKill>,
-}
-
-impl WorkerEnd {
-    /// The end that is reported of a worker that has not ended yet: by the signal that it gets last.
-    pub(super) const fn new_expected(
-        local_rank: LocalRank,
-        pid: Pid,
-        signal: Signal,
-        at: SystemTime,
-    ) -> Self {
-        let exit = Exit::Signal { number: signal as i32, core_dumped: false };
-        Self { local_rank, pid, exit, at, error_file_info: None, foreign_kill: None }
-    }
-}
-
-/// A worker's death by a SIGKILL that the launcher did not send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForeignKill {
-    /// Whether the kernel's OOM killer sent it.
-    pub oom: OomEvidence,
-    /// Peak memory of the worker, or of a process that it waited for.
-    pub peak: Option<PeakMemory>,
-}
-
-impl WorkerEnd {
-    /// True if its own error file reports a lost peer that may be on another node.
-    pub(super) fn has_lost_remote_peer(&self) -> bool {
-        self.error_file_info.is_some_and(|error_file_info| error_file_info.remote_loss().is_some())
-    }
 }
 
 /// An effect that the agent's loop performs for the state.

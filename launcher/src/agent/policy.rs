@@ -13,7 +13,8 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
-use crate::agent::failure::{Failure, FailureKind};
+use crate::agent::failure::Failure;
+use crate::job_event::{FailureKind, NoRestart};
 use crate::process::Exit;
 use crate::spec::MAX_DURATION;
 use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
@@ -35,36 +36,6 @@ pub enum Decision {
 /// A hash of the checkpoint folder's listing: it changes as soon as any file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckpointFingerprint(pub u64);
-
-/// Why there is no restart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoRestart {
-    /// The launcher was told to stop.
-    Stopped,
-    /// A worker is uninterruptible and may hold what a new one needs.
-    Stuck,
-    /// A rule forbids it for such a failure.
-    Rule(RestartRule),
-    /// This many restarts have changed nothing in the checkpoint folder.
-    NoProgress {
-        /// Restarts in a row without a change.
-        restarts: u32,
-    },
-    /// All restarts of the budget are used up.
-    Budget,
-    /// The restart would come after the time limit.
-    TooLate {
-        /// The wait that the restart would need.
-        wait: Duration,
-    },
-    /// All restarts that a window allows are used up.
-    Window {
-        /// Restarts that one window allows.
-        restarts: RestartCount,
-        /// The length of the window.
-        window: Duration,
-    },
-}
 
 /// What the policy needs to know of the generations so far. Its size does not grow with their number.
 #[derive(Debug, Clone)]

@@ -7,8 +7,8 @@ use rankrun_contract::rank::{Generation, LocalRank};
 use std::time::SystemTime;
 
 use super::*;
-use crate::agent::message::WorkerEnd;
 use crate::exit_code::ExitStatus;
+use crate::job_event::WorkerEnd;
 use crate::rendezvous::note::RuleNote;
 use crate::spec::MAX_DURATION;
 use crate::spec::restart::{ExitCodes, ProgressLimit};

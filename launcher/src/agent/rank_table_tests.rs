@@ -2,7 +2,7 @@
 
 use super::rendezvous_tests::{failure_note, joined, node, peer_lost, running};
 use super::*;
-use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
+use crate::job_event::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, RendezvousEnd};

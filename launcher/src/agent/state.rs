@@ -36,13 +36,14 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use crate::agent::dstate::{DStateWatch, UninterruptibleWorker};
-use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
+use crate::agent::dstate::DStateWatch;
+use crate::agent::failure::{Failure, FollowingEnd};
 use crate::agent::message::launcher_error::LauncherError;
-use crate::agent::message::{Action, Input, JobEvent, WorkerEnd};
+use crate::agent::message::{Action, Input};
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
+use crate::job_event::{FailureKind, JobEvent, UninterruptibleWorker, WorkerEnd};
 use crate::process::Exit;
 use crate::process::proc::ProcessScanError;
 use crate::rendezvous::Round;

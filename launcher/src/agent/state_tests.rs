@@ -9,11 +9,11 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 use super::*;
-use crate::agent::failure::{ErrorFileInfo, LostPeer};
 use crate::agent::message::JobOutcome;
 use crate::agent::rules::Interrupt;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::job_event::{ErrorFileInfo, LostPeer};
 use crate::process::proc::ProcessScanError;
 use crate::rendezvous::RendezvousFailure;
 use crate::rendezvous::error::RendezvousError;

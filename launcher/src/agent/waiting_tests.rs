@@ -1,7 +1,8 @@
 //! Restarts that wait, and failures under a rule or without progress.
 
 use super::*;
-use crate::agent::policy::{CheckpointFingerprint, NoRestart};
+use crate::agent::policy::CheckpointFingerprint;
+use crate::job_event::NoRestart;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartRule, RuleAction};
 
 fn waiting_job(at: &impl Fn(u64) -> Instant) -> (LocalJob, Vec<Action>) {

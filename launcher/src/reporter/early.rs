@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::agent::failure::{FailureKind, lost_peer_phrase};
+use crate::job_event::{FailureKind, lost_peer_phrase};
 use crate::reporter::rank_names::rank_names;
 use crate::reporter::summary::{FailureReport, OtherEnd};
 

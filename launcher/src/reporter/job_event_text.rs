@@ -9,8 +9,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
-use crate::agent::message::{JobEvent, WorkerEnd};
-use crate::agent::policy::NoRestart;
+use crate::job_event::{JobEvent, NoRestart, WorkerEnd};
 use crate::plain::plain;
 use crate::process::signal_name;
 use crate::rendezvous::Round;

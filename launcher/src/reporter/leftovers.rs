@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::agent::message::ShutdownNotice;
+use crate::job_event::ShutdownNotice;
 use crate::plain::plain;
 use crate::spec::stop::StopReason;
 

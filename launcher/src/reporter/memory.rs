@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 
 use rankrun_contract::rank::Rank;
 
-use crate::agent::message::{ForeignKill, WorkerEnd};
+use crate::job_event::{ForeignKill, WorkerEnd};
 use crate::process::Exit;
 use crate::process::child::PeakMemory;
 use crate::process::oom::{OomEvidence, OomKills};

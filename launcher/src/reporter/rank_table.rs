@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable};
+use crate::job_event::rank_table::{JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::plain::plain;
 use crate::process::usage::RunState;

@@ -13,9 +13,8 @@ use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
 
-use crate::agent::failure::FailureKind;
-use crate::agent::message::ForeignKill;
 use crate::device::worker_device::Device;
+use crate::job_event::{FailureKind, ForeignKill};
 use crate::logs::tree::ERROR_FILE;
 use crate::plain::plain;
 use crate::process::oom::OomKills;

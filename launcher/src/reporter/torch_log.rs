@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 use super::{job_event_text, program};
-use crate::agent::message::{JobEvent, WorkerEnd};
+use crate::job_event::{JobEvent, WorkerEnd};
 use crate::notice::Notice;
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::Round;
@@ -388,7 +388,7 @@ mod tests {
             ["I[default] Worker group FAILED. 3/3 attempts left; will restart worker group"]
         );
         let uninterruptible =
-            crate::agent::dstate::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
+            crate::job_event::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
         let (stuck_for, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
             rendered_lines(&JobEvent::Stuck {

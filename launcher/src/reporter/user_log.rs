@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use nix::unistd::Pid;
 
-use crate::agent::message::JobEvent;
 use crate::console::{Console, OutputStream};
+use crate::job_event::JobEvent;
 use crate::notice::Notice;
 use crate::plain::{plain, with_bidi_escaped};
 use crate::reporter::file_limit::{cause_in_words, hint_of};

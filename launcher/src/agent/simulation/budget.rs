@@ -8,7 +8,8 @@ use rankrun_contract::rank::LocalRank;
 use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Cause, GenerationRecord, Oracle, WINDOW};
 use super::setup::{Policy, Rule, Wait, millis};
-use crate::agent::message::{Action, JobEvent, WorkerEnd};
+use crate::agent::message::Action;
+use crate::job_event::{JobEvent, WorkerEnd};
 use crate::process::Exit;
 use crate::spec::restart::RuleAction;
 

@@ -6,9 +6,10 @@ use rankrun_contract::rank::LocalRank;
 
 use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Cause, Oracle};
-use crate::agent::failure::{Failure, FailureKind, LostPeer};
-use crate::agent::message::{Action, JobEvent, WorkerEnd};
+use crate::agent::failure::Failure;
+use crate::agent::message::Action;
 use crate::exit_code::ExitStatus;
+use crate::job_event::{FailureKind, JobEvent, LostPeer, WorkerEnd};
 use crate::process::Exit;
 use crate::spec::stop::StopReason;
 

@@ -22,8 +22,9 @@ use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
 use super::suspension::suspension_is_kept;
-use crate::agent::message::{Action, Input, JobEvent, JobOutcome};
+use crate::agent::message::{Action, Input, JobOutcome};
 use crate::agent::rules::Interrupt;
+use crate::job_event::JobEvent;
 use crate::spec::stop::StopReason;
 
 /// From SIGKILL until the report that it did not help.

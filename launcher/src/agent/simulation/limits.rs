@@ -8,7 +8,8 @@ use rankrun_contract::rank::LocalRank;
 use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Cause, WINDOW};
 use super::setup::{WARNING, millis};
-use crate::agent::message::{Action, Input, JobEvent};
+use crate::agent::message::{Action, Input};
+use crate::job_event::JobEvent;
 
 /// Nothing is done or said about such an exit, until the launcher is told to stop or the window is over.
 pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {

@@ -12,7 +12,8 @@ use super::node::Node;
 use super::others::{Known, LONGEST_LOST_NODE_QUERY, PeerFailure};
 use super::setup::{Setup, millis};
 use crate::agent::leftovers::LeftoverStep;
-use crate::agent::message::{Action, Input, JobEvent, WorkerEnd};
+use crate::agent::message::{Action, Input};
+use crate::job_event::{JobEvent, WorkerEnd};
 use crate::spec::Unhealthy;
 use crate::spec::stop::StopReason;
 

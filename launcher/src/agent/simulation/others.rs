@@ -12,9 +12,9 @@ use super::invariants::{Turn, Verdict, require};
 use super::node::{Node, Process};
 use super::oracle::{Cause, GenerationRecord, Oracle, Question};
 use super::setup::millis;
-use crate::agent::failure::LostPeer;
-use crate::agent::message::{Action, Input, JobEvent, PeerNotice, WorkerEnd};
+use crate::agent::message::{Action, Input, PeerNotice};
 use crate::exit_code::ExitStatus;
+use crate::job_event::{JobEvent, LostPeer, WorkerEnd};
 use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
 use crate::rendezvous::{

@@ -6,8 +6,9 @@ use std::time::Instant;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::State;
-use crate::agent::message::{Action, JobEvent};
+use crate::agent::message::Action;
 use crate::agent::phase::JobPhase;
+use crate::job_event::JobEvent;
 use crate::spec::stop::StopReason;
 
 /// What the job does on this node, in fewer steps than its phases.

@@ -10,8 +10,9 @@ use rankrun_contract::rank::LocalRank;
 
 use super::State;
 use crate::agent::failure::EarlySuccess;
-use crate::agent::message::{Action, JobEvent, WorkerEnd};
+use crate::agent::message::Action;
 use crate::agent::phase::JobPhase;
+use crate::job_event::{JobEvent, WorkerEnd};
 
 /// A longer wait for the other workers is reported.
 const FINISHED_REPORT_DELAY: Duration = Duration::from_secs(60);

@@ -12,8 +12,9 @@ use rankrun_contract::rank::LocalRank;
 
 use super::State;
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, JobEvent};
+use crate::agent::message::Action;
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
+use crate::job_event::JobEvent;
 use crate::process::proc::ProcessScanError;
 use crate::spec::stop::{AfterStop, StopReason};
 

@@ -9,9 +9,10 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, JobEvent, WorkerEnd};
+use crate::agent::message::Action;
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::exit_code::code_of_signal;
+use crate::job_event::{JobEvent, WorkerEnd};
 use crate::process::Exit;
 use crate::spec::stop::{StopReason, TimeLimit};
 

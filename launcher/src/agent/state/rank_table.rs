@@ -7,9 +7,10 @@ use rankrun_contract::rank::Generation;
 
 use super::State;
 use super::rendezvous::SAME_MOMENT;
-use crate::agent::message::rank_table::{EndedRank, RankTable};
-use crate::agent::message::{Action, JobEvent};
+use crate::agent::message::Action;
 use crate::agent::phase::JobPhase;
+use crate::job_event::JobEvent;
+use crate::job_event::rank_table::{EndedRank, RankTable};
 use crate::rendezvous::{MembershipChange, RendezvousEnd};
 use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;

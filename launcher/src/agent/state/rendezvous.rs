@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{LocalRank, NodeCount};
 
 use super::{State, insert_action};
-use crate::agent::failure::{Failure, FailureKind};
-use crate::agent::message::{Action, JobEvent, PeerNotice, WorkerEnd};
+use crate::agent::failure::Failure;
+use crate::agent::message::{Action, PeerNotice};
 use crate::agent::phase::{JobPhase, StopStage};
-use crate::agent::policy::{Decision, NoRestart, NodeSlot};
+use crate::agent::policy::{Decision, NodeSlot};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::job_event::{FailureKind, JobEvent, NoRestart, WorkerEnd};
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, PeerLoss, RendezvousEnd, Round};
 use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;

@@ -10,11 +10,12 @@ use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;
 use crate::agent::device_report::DeviceReport;
-use crate::agent::failure::{Failure, FailureKind};
-use crate::agent::message::{Action, JobEvent, JobOutcome, PeerNotice, WorkerEnd};
+use crate::agent::failure::Failure;
+use crate::agent::message::{Action, JobOutcome, PeerNotice};
 use crate::agent::phase::{CheckStep, JobPhase};
-use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart};
+use crate::agent::policy::{CheckpointFingerprint, Decision};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
+use crate::job_event::{FailureKind, JobEvent, NoRestart, WorkerEnd};
 use crate::rendezvous::note::RuleNote;
 use crate::spec::stop::StopReason;
 use crate::spec::{CliFlavor, Unhealthy};

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use super::State;
 use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::leftovers::{LeftoverLimits, LeftoverStep, LeftoverWait};
-use crate::agent::message::{Action, Input, JobOutcome, ShutdownNotice, SweepResult};
+use crate::agent::message::{Action, Input, JobOutcome, SweepResult};
 use crate::agent::phase::{JobPhase, Shutdown, ShutdownStep};
 use crate::agent::watched_call::USUAL_WAIT;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::job_event::ShutdownNotice;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, LeftoverPolicy};
 

@@ -15,8 +15,9 @@ use rankrun_contract::rank::LocalRank;
 
 use super::State;
 use crate::agent::failure::{Failure, FollowingEnd};
-use crate::agent::message::{Action, Input, WorkerEnd};
+use crate::agent::message::{Action, Input};
 use crate::agent::phase::JobPhase;
+use crate::job_event::WorkerEnd;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, StopReason};
 

@@ -8,9 +8,10 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
-use crate::agent::message::{Action, Input, JobEvent, JobOutcome, PeerNotice};
+use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
+use crate::job_event::JobEvent;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, StopReason};
 

@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::Generation;
 
 use super::{State, insert_action};
-use crate::agent::failure::FailureKind;
-use crate::agent::message::{Action, JobEvent, NotJoined, WorkerEnd};
+use crate::agent::message::{Action, NotJoined};
 use crate::agent::phase::JobPhase;
+use crate::job_event::{FailureKind, JobEvent, WorkerEnd};
 use crate::spec::stop::StopReason;
 
 impl State {

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalRank;
 
 use super::State;
-use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
-use crate::agent::message::{Action, WorkerEnd};
+use crate::agent::failure::{Failure, FollowingEnd};
+use crate::agent::message::Action;
 use crate::agent::phase::JobPhase;
+use crate::job_event::{FailureKind, WorkerEnd};
 
 /// From a worker's exit to the signal that the launcher gets too.
 pub(super) const GROUP_SIGNAL_WINDOW: Duration = Duration::from_millis(500);

@@ -4,8 +4,8 @@
 use rankrun_contract::rank::NodeCount;
 
 use super::WorkerGroup;
-use crate::agent::failure::FailureKind;
 use crate::agent::surroundings::WorkerSurroundings;
+use crate::job_event::FailureKind;
 use crate::reporter::causes::{self, Clues, Program};
 use crate::reporter::summary::FailureReport;
 use crate::spec::Entrypoint;

@@ -9,10 +9,10 @@ use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::{cut_text, is_cut_text};
 
 use super::WorkerGroup;
-use crate::agent::failure::{ErrorFileInfo, Failure, LostPeer, lost_peer_phrase};
+use crate::agent::failure::Failure;
 use crate::agent::failure_context::{self, FailureContext};
-use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
+use crate::job_event::{ErrorFileInfo, LostPeer, WorkerEnd, lost_peer_phrase};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;

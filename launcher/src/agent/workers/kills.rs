@@ -5,7 +5,7 @@
 use std::time::{Instant, SystemTime};
 
 use super::WorkerGroup;
-use crate::agent::message::{ForeignKill, WorkerEnd};
+use crate::job_event::{ForeignKill, WorkerEnd};
 use crate::process::Exit;
 use crate::process::child::WorkerExit;
 use crate::process::oom::{OomEvidence, OomKills, SigkillDeaths};

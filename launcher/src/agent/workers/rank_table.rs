@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::WorkerGroup;
-use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
+use crate::job_event::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::proc::can_scan_processes;

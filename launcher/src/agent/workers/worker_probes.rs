@@ -8,8 +8,8 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
-use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::message::NotJoined;
+use crate::job_event::UninterruptibleWorker;
 use crate::process::descendants::{descendants_of, is_in_dstate};
 
 impl WorkerGroup {

@@ -1,5 +1,8 @@
-//! The messages for the user while a job runs. `state` creates them; `reporter::job_event_text` puts them
-//! into words.
+//! What the agent tells the user while a job runs, as plain data. `agent::state` creates it; `reporter` puts it into
+//! words. It stands below both.
+
+pub mod rank_table;
+mod worker_end;
 
 use std::time::Duration;
 
@@ -8,13 +11,10 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
-use super::WorkerEnd;
-use super::rank_table::RankTable;
-use crate::agent::device_report::{DeadDevice, DeviceWarning};
-use crate::agent::dstate::UninterruptibleWorker;
-use crate::agent::policy::NoRestart;
 use crate::rendezvous::{MembershipChange, RendezvousEnd, Round, WorkerFailure};
 use crate::spec::restart::RestartRule;
+use rank_table::RankTable;
+pub use worker_end::{ErrorFileInfo, FailureKind, ForeignKill, LostPeer, WorkerEnd, lost_peer_phrase};
 
 /// A message for the user while the job runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -248,4 +248,74 @@ impl JobEvent {
             Self::Restarting { .. } => "restarting",
         }
     }
+}
+
+/// A worker that was found in state `D`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UninterruptibleWorker {
+    /// The local rank of the worker.
+    pub local_rank: LocalRank,
+    /// The pid of the worker process.
+    pub pid: Pid,
+}
+
+/// A device on which no worker can run any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadDevice {
+    /// The local ranks of the workers that used the device.
+    pub local_ranks: Vec<LocalRank>,
+    /// The device in words: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
+    pub device: String,
+    /// Why the device counts as dead, in words.
+    pub reason: String,
+}
+
+/// A device that works but reports a problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceWarning {
+    /// The device in words, as in [`DeadDevice::device`].
+    pub device: String,
+    /// The problem that the device reports, in words.
+    pub problem: String,
+}
+
+/// Why there is no restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoRestart {
+    /// The launcher was told to stop.
+    Stopped,
+    /// A worker is uninterruptible and may hold what a new one needs.
+    Stuck,
+    /// A rule forbids it for such a failure.
+    Rule(RestartRule),
+    /// This many restarts have changed nothing in the checkpoint folder.
+    NoProgress {
+        /// Restarts in a row without a change.
+        restarts: u32,
+    },
+    /// All restarts of the budget are used up.
+    Budget,
+    /// The restart would come after the time limit.
+    TooLate {
+        /// The wait that the restart would need.
+        wait: Duration,
+    },
+    /// All restarts that a window allows are used up.
+    Window {
+        /// Restarts that one window allows.
+        restarts: RestartCount,
+        /// The length of the window.
+        window: Duration,
+    },
+}
+
+/// What the user is told of a long shutdown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShutdownNotice {
+    /// A reader of the workers' output is awaited.
+    OutputPending,
+    /// The time for the workers' output is over.
+    OutputAbandoned,
+    /// The other nodes are awaited.
+    PeersPending,
 }
