@@ -147,3 +147,15 @@ fn killed_worker_output_is_complete_in_log_file() {
         assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 2000);
     }
 }
+
+#[test]
+fn log_dir_removed_while_job_runs_is_made_again() {
+    for name in Name::both() {
+        let scratch = Scratch::new();
+        let logs = scratch.at("logs");
+        let script = format!("[ $$TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; rm -rf '{logs}'; exit 3");
+        let launch = launch_with_log_dir(*name, &scratch, &["--max-restarts", "1", "--tee", "3"]);
+        launch.shell(&script).run().expect_exit_code(0);
+        assert!(Path::new(&logs).is_dir());
+    }
+}

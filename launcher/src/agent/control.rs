@@ -85,10 +85,10 @@ impl ControlSocket {
             SocketState::Closed => {}
             SocketState::Opening(_) => drop(closed_by(&silent_folder())),
             SocketState::Open(endpoint) => {
-                let is_local = endpoint.is_on_local_disk();
+                let is_in_memory = endpoint.is_in_memory();
                 let folder = endpoint.close();
                 let path = folder.path.display().to_string();
-                let removed = if is_local {
+                let removed = if is_in_memory {
                     folder.remove()
                 } else {
                     let removal = BlockingCall::start(THREAD, move |_| folder.remove());

@@ -1,6 +1,6 @@
 //! Opens what the job needs before its first generation: the stores and the log folder. A name server or a file system
-//! may not answer, so the agent's loop waits for it and answers signals meanwhile. On local disks no call hangs, and all
-//! are made at once.
+//! may not answer, so the agent's loop waits for it and answers signals meanwhile. Where no call
+//! can hang, all are made at once.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::agent::rendezvous_handle::rendezvous_setup;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::CallStep;
 use crate::blocking::file_calls::FileCalls;
-use crate::blocking::local_disk::is_on_local_disk;
+use crate::blocking::local_disk::{is_in_memory, is_on_local_disk};
 use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
 use crate::rendezvous::Rendezvous;
@@ -21,8 +21,8 @@ use crate::spec::{EventLog, LaunchSpec, LogDir};
 pub(super) struct OpenedResources {
     pub(super) rendezvous: Rendezvous,
     pub(super) log_tree: Option<LogTree>,
-    /// The log tree and the program are on local disks.
-    pub(super) are_files_local: bool,
+    /// The log tree is in memory, and the program on a local disk.
+    pub(super) are_files_in_memory: bool,
     /// The full name of this node, where events need it.
     pub(super) full_name: Option<String>,
 }
@@ -36,7 +36,7 @@ pub(super) fn start_opening(
     files: &FileCalls,
 ) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
     if opens_at_once(spec) {
-        files.set_local();
+        files.set_in_memory();
     }
     let spec = spec.clone();
     files.start(move |step| open_resources(&spec, step)).map(WatchedCall::new)
@@ -50,11 +50,12 @@ fn opens_at_once(spec: &LaunchSpec) -> bool {
     !is_named
         && !resolves
         && spec.events != EventLog::Console
-        && are_files_local(spec, spec.logs.dir.folder())
+        && are_files_in_memory(spec, spec.logs.dir.folder())
 }
 
-fn are_files_local(spec: &LaunchSpec, folder: Option<&Path>) -> bool {
-    folder.is_none_or(is_on_local_disk) && is_on_local_disk(spec.entrypoint.program())
+fn are_files_in_memory(spec: &LaunchSpec, folder: Option<&Path>) -> bool {
+    // Of the program only the first byte is read; its exec, for which the main thread waits, reads more of it.
+    folder.is_none_or(is_in_memory) && is_on_local_disk(spec.entrypoint.program())
 }
 
 fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {
@@ -73,6 +74,6 @@ fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources,
         }
     };
     let full_name = (spec.events == EventLog::Console).then(host::full_name);
-    let are_files_local = are_files_local(spec, log_tree.as_ref().map(LogTree::run_folder));
-    Ok(OpenedResources { rendezvous, log_tree, are_files_local, full_name })
+    let are_files_in_memory = are_files_in_memory(spec, log_tree.as_ref().map(LogTree::run_folder));
+    Ok(OpenedResources { rendezvous, log_tree, are_files_in_memory, full_name })
 }

@@ -150,9 +150,9 @@ impl WorkerGroup {
 
     /// Takes the resources that were opened on a thread of their own; returns the rendezvous.
     pub(super) fn install(&mut self, opened: OpenedResources) -> Rendezvous {
-        let OpenedResources { rendezvous, log_tree, are_files_local, full_name } = opened;
-        if are_files_local {
-            self.logs.calls().set_local();
+        let OpenedResources { rendezvous, log_tree, are_files_in_memory, full_name } = opened;
+        if are_files_in_memory {
+            self.logs.calls().set_in_memory();
         }
         self.log_tree = log_tree.map(|tree| Arc::new(Mutex::new(tree)));
         self.events = full_name.map(|name| EventSink::new(&self.spec, &self.console, name));

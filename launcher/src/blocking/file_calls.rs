@@ -1,5 +1,5 @@
 //! Calls on files. A network file system may never answer, so one thread makes them, one after the other. After a call
-//! that hangs another thread takes over. On a local disk the caller makes them itself.
+//! that hangs another thread takes over. On files in memory the caller makes them itself.
 
 use std::io;
 use std::path::Path;
@@ -27,7 +27,7 @@ const IDLE_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Default)]
 pub struct FileCalls {
     is_silent: Arc<AtomicBool>,
-    is_local: Arc<AtomicBool>,
+    is_in_memory: Arc<AtomicBool>,
     thread: Arc<Mutex<Option<FileThread>>>,
 }
 
@@ -51,12 +51,12 @@ struct ThreadState {
 }
 
 impl FileCalls {
-    /// All files are on local disks from now on: no call hangs.
-    pub fn set_local(&self) {
-        self.is_local.store(true, Ordering::Relaxed);
+    /// All files are in memory from now on: no call hangs.
+    pub fn set_in_memory(&self) {
+        self.is_in_memory.store(true, Ordering::Relaxed);
     }
 
-    /// Starts `call`. The caller polls it. On a local disk the call has ended when this returns.
+    /// Starts `call`. The caller polls it. On files in memory the call has ended when this returns.
     ///
     /// # Errors
     /// No descriptor or no thread is left.
@@ -65,7 +65,7 @@ impl FileCalls {
         call: impl FnOnce(&CallStep) -> T + Send + 'static,
     ) -> io::Result<BlockingCall<T>> {
         let (started, answer) = BlockingCall::open(CallStep::default())?;
-        if self.is_local.load(Ordering::Relaxed) {
+        if self.is_in_memory.load(Ordering::Relaxed) {
             let result = call(&answer.step);
             answer.send(result);
             return Ok(started);
@@ -84,7 +84,7 @@ impl FileCalls {
         folder: &Path,
         call: impl FnOnce() -> T + Clone + Send + 'static,
     ) -> Option<T> {
-        if self.is_local.load(Ordering::Relaxed) {
+        if self.is_in_memory.load(Ordering::Relaxed) {
             return Some(call());
         }
         if self.is_silent.load(Ordering::Relaxed) {
@@ -232,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn call_on_local_disk_runs_on_the_callers_thread() {
+    fn call_on_files_in_memory_runs_on_the_callers_thread() {
         let files = FileCalls::default();
         assert_ne!(files.run(Path::new(FOLDER), thread_id), Some(thread_id()));
-        files.set_local();
+        files.set_in_memory();
         assert_eq!(files.run(Path::new(FOLDER), thread_id), Some(thread_id()));
         let started = files.start(|_| thread_id()).unwrap();
         assert_eq!(started.progress(), CallProgress::Returned(thread_id()));

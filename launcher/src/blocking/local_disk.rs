@@ -1,4 +1,4 @@
-//! Tells the file systems of this machine's own disks and memory from those that wait for a server.
+//! Tells the file systems in memory and on disks from those that wait for a server.
 
 use std::path::Path;
 
@@ -13,11 +13,17 @@ const ZFS_SUPER_MAGIC: FsType = FsType(0x2fc1_2fc1);
 const LOCAL: [FsType; 6] =
     [BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, ZFS_SUPER_MAGIC];
 
-/// True if calls on `path` need no server, so they do not hang (statfs(2)). False if there is no such file. The question
-/// itself may hang on another file system.
+/// True if reads of `path` need no server (statfs(2)). A write may still hang: the disk may be frozen for a snapshot, or
+/// be a network's block device. False if there is no such file. The question itself may hang on another file system.
 #[must_use]
 pub fn is_on_local_disk(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| LOCAL.contains(&found.filesystem_type()))
+}
+
+/// True if no call on `path` hangs: the files are in memory. Otherwise as [`is_on_local_disk`].
+#[must_use]
+pub fn is_in_memory(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
 }
 
 #[cfg(test)]
@@ -26,7 +32,8 @@ mod tests {
 
     #[test]
     fn memory_is_local_and_proc_is_not() {
-        assert!(is_on_local_disk(Path::new("/dev/shm")));
+        assert!(is_in_memory(Path::new("/dev/shm")) && is_on_local_disk(Path::new("/dev/shm")));
+        assert!(!is_in_memory(Path::new("/proc/self")));
         assert!(!is_on_local_disk(Path::new("/proc/self")));
         assert!(!is_on_local_disk(Path::new("/no/such/file")));
     }

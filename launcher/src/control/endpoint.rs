@@ -21,7 +21,7 @@ use super::protocol::{JobEventLine, Reply};
 use super::server::{self, EVENT_BACKLOG, JobLink, client_limit};
 pub use super::server::{ControlReply, ControlRequest};
 use crate::blocking::is_readable;
-use crate::blocking::local_disk::is_on_local_disk;
+use crate::blocking::local_disk::is_in_memory;
 
 /// Requests that wait for the agent.
 const MAX_WAITING_REQUESTS: usize = 64;
@@ -32,7 +32,7 @@ const END_TIMEOUT: Duration = Duration::from_millis(400);
 #[derive(Debug)]
 pub struct ControlEndpoint {
     folder: JobFolder,
-    is_on_local_disk: bool,
+    is_in_memory: bool,
     listener: UnixListener,
     server: ServerState,
 }
@@ -64,14 +64,14 @@ impl ControlEndpoint {
     /// No place allows it.
     pub fn open(places: &RuntimeFolders, job: &JobId) -> io::Result<Self> {
         let (folder, listener) = JobFolder::make(places, job)?;
-        let is_on_local_disk = is_on_local_disk(&folder.path);
-        Ok(Self { folder, is_on_local_disk, listener, server: ServerState::Idle })
+        let is_in_memory = is_in_memory(&folder.path);
+        Ok(Self { folder, is_in_memory, listener, server: ServerState::Idle })
     }
 
     /// True if the file system of the folder always answers.
     #[must_use]
-    pub const fn is_on_local_disk(&self) -> bool {
-        self.is_on_local_disk
+    pub const fn is_in_memory(&self) -> bool {
+        self.is_in_memory
     }
 
     /// Lets readers have the last events, and stops listening. Returns the folder, which is to be removed.

@@ -90,8 +90,8 @@ impl ControlConnection {
         match (self.next_reply(), sent) {
             (Ok(Some(reply)), _) => Ok(reply),
             (Ok(None), _) => Err(ControlError::Ended),
-            (Err(_), Err(error)) => Err(error.into()),
-            (Err(error), Ok(())) => Err(error),
+            (Err(ControlError::Io(_)), Err(error)) => Err(error.into()),
+            (Err(error), _) => Err(error),
         }
     }
 

@@ -189,7 +189,7 @@ impl LogTree {
     /// The tree is no longer writable, or has no room.
     pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
         let attempt = self.attempt_of(restarts, workers);
-        attempt.make()?;
+        self.make_attempt(&attempt)?;
         self.attempts = Some(self.attempts.map_or(AttemptCounts { restarts, workers }, |before| {
             AttemptCounts { restarts: before.restarts.max(restarts), workers: before.workers.max(workers) }
         }));
@@ -212,9 +212,19 @@ impl LogTree {
         }
         let name = format!("{}{ROUND_INFIX}{round}", attempt_name(restarts));
         let attempt = Attempt { folder: self.run.join(name), workers };
-        attempt.make()?;
+        self.make_attempt(&attempt)?;
         self.has_rounds = true;
         Ok(attempt)
+    }
+
+    /// Makes the folders of a generation. As under torchrun, a tree that was removed meanwhile is made again; not in the
+    /// temporary folder, where another user could have made it.
+    fn make_attempt(&self, attempt: &Attempt) -> Result<(), LogError> {
+        if self.temporary.is_none() {
+            let made = std::fs::create_dir_all(&self.run);
+            made.map_err(|source| LogError::Folder { path: self.run.clone(), source })?;
+        }
+        attempt.make()
     }
 
     /// All that were made; some may have had fewer workers.

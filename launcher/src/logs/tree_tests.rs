@@ -115,6 +115,20 @@ fn error_files_are_found_in_all_attempts_but_not_in_symlinks() {
 }
 
 #[test]
+fn named_tree_removed_meanwhile_is_made_again_and_temporary_one_is_not() {
+    let scratch = Scratch::new();
+    for (dir, is_made) in
+        [(LogDir::At(scratch.0.join("logs")), true), (LogDir::Temporary(scratch.0.clone()), false)]
+    {
+        let mut tree = make_tree(&dir, "j");
+        let first = tree.attempt(RestartCount(0), two_workers()).unwrap();
+        std::fs::remove_dir_all(first.folder().parent().unwrap().parent().unwrap()).unwrap();
+        let second = tree.attempt(RestartCount(1), two_workers());
+        assert_eq!(second.is_ok_and(|attempt| attempt.worker(LocalRank(1)).is_dir()), is_made, "{dir:?}");
+    }
+}
+
+#[test]
 fn unwritable_log_dir_is_an_error() {
     let scratch = Scratch::new();
     let file = scratch.0.join("file");
