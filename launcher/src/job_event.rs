@@ -1,6 +1,7 @@
 //! What the agent tells the user while a job runs, as plain data. `agent::state` creates it; `reporter` puts it into
 //! words. It stands below both.
 
+mod job_state;
 pub mod rank_table;
 mod worker_end;
 
@@ -13,6 +14,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use crate::rendezvous::{MembershipChange, RendezvousEnd, Round, WorkerFailure};
 use crate::spec::restart::RestartRule;
+pub use job_state::JobState;
 use rank_table::RankTable;
 pub use worker_end::{ErrorFileInfo, FailureKind, ForeignKill, LostPeer, WorkerEnd, lost_peer_phrase};
 

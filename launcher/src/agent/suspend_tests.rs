@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::rendezvous_tests::running;
 use super::*;
-use crate::agent::state::control::JobStage;
+use crate::job_event::JobState;
 use crate::rendezvous::MembershipChange;
 use crate::spec::Unhealthy;
 use crate::spec::stop::TimeLimit;
@@ -56,7 +56,7 @@ fn inputs_of_suspended_job_wait_until_it_goes_on() {
     let mut job = LocalJob::new(JobRules { time_limit: Some(limit), ..rules(1, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), Input::SuspendRequested);
-    assert_eq!((job.summary().stage, job.deadline()), (JobStage::Suspended, Some(at(3_600))));
+    assert_eq!((job.summary().state, job.deadline()), (JobState::Suspended, Some(at(3_600))));
     let exit = || exited(0, 0, Exit::Code(4));
     let usr1 = || Input::SignalForwarded { signal: Signal::SIGUSR1 };
     for (seconds, last, due) in [

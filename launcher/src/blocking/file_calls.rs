@@ -78,7 +78,8 @@ impl FileCalls {
         Ok(started)
     }
 
-    /// The result of `call` on files of `folder`; `None` if the file system does not answer, or the call panics.
+    /// The result of `call` on files of `folder`; `None` if the file system does not answer, or the call
+    /// panics on the thread.
     pub fn run<T: Send + 'static>(
         &self,
         folder: &Path,

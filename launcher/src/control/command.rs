@@ -147,7 +147,7 @@ pub fn run(
     write: &dyn Fn(&str),
 ) -> Result<ExitStatus, CommandError> {
     let places = RuntimeFolders::of_environment(facts.environment());
-    let mut found = find_jobs(places)?;
+    let mut found = find_jobs(places, command.job.as_deref())?;
     let ControlVerb::Job(verb) = command.verb else {
         let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
         write(&match command.format {
@@ -163,14 +163,18 @@ pub fn run(
         .map_err(|source| CommandError::Job { job, source })
 }
 
-/// Finds all jobs; a runtime folder may be on a file system that does not answer.
-fn find_jobs(places: RuntimeFolders) -> Result<Vec<FoundJob>, CommandError> {
+/// Finds all jobs, or only the one with this job id: a silent job does not delay a question about another one. A
+/// runtime folder may be on a file system that does not answer.
+fn find_jobs(places: RuntimeFolders, job: Option<&str>) -> Result<Vec<FoundJob>, CommandError> {
     let call = BlockingCall::start("jobs", move |step| places.find_job_folders(step));
     let call = call.map_err(CommandError::Thread)?;
     let until = PollTimeout::try_from(FOLDER_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let _ = poll(&mut [PollFd::new(call.as_fd(), PollFlags::POLLIN)], until);
     match call.progress() {
-        CallProgress::Returned(folders) => Ok(ask_jobs(folders)),
+        CallProgress::Returned(folders) => {
+            let named = folders.iter().find(|folder| Some(folder.job.as_str()) == job).cloned();
+            Ok(ask_jobs(named.map_or(folders, |named| vec![named])))
+        }
         CallProgress::Running | CallProgress::Lost => Err(CommandError::Folder { path: call.step() }),
     }
 }
@@ -233,11 +237,13 @@ fn wait_for_end(mut connection: ControlConnection, folder: &JobFolder) -> Result
         while let Ok(Some(_)) = reply {
             reply = connection.next_reply();
         }
-        if reply.is_err() {
-            std::thread::sleep(REFUSED_PAUSE);
-        }
         match ControlConnection::open(folder) {
-            Ok(again) => connection = again,
+            Ok(again) => {
+                if reply.is_err() {
+                    std::thread::sleep(REFUSED_PAUSE);
+                }
+                connection = again;
+            }
             Err(ControlError::Ended) => {
                 // The agent closes the socket first, and may have been killed.
                 remove_if_dead(folder);
@@ -343,7 +349,8 @@ mod tests {
             });
             wait_for_end(client, &folder).unwrap();
         });
-        assert!(began.elapsed() >= 3 * REFUSED_PAUSE, "{:?}", began.elapsed());
+        // None after the last: the job has ended.
+        assert!(began.elapsed() >= 2 * REFUSED_PAUSE, "{:?}", began.elapsed());
         assert!(!folder.path.exists());
     }
 
@@ -372,6 +379,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn job_named_by_its_id_is_asked_alone() {
+        let place = Place::new("named");
+        // Neither answers: the other one would not even be accepted.
+        let (named, other) = (place.job(), place.job());
+        drop(named.1);
+        let found = find_jobs(place.folders(), Some(&named.0.job)).unwrap();
+        assert!(found.is_empty(), "a dead job is none");
+        assert!(other.0.path.exists() && !named.0.path.exists());
+    }
+
     /// No job answers before all are asked.
     #[test]
     fn jobs_are_asked_at_the_same_time() {
@@ -386,7 +404,7 @@ mod tests {
                     client.write_all(refusal.to_line().as_bytes()).unwrap();
                 }
             });
-            let found = find_jobs(place.folders()).unwrap();
+            let found = find_jobs(place.folders(), None).unwrap();
             let answers: Vec<_> = found.iter().map(|job| job.answer().unwrap_err().to_string()).collect();
             assert_eq!(answers, vec!["the job refuses: seen"; 3]);
             let ids: Vec<_> = found.iter().map(|job| job.folder.job.clone()).collect();

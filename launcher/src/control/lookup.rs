@@ -29,6 +29,18 @@ pub enum LookupError {
         /// The words of the user.
         query: String,
     },
+    /// Some jobs do not answer, and no other job has this name.
+    #[error(
+        "`{query}` names no job that answers; {} without an answer: {}",
+        if silent.len() == 1 { "a job".to_owned() } else { format!("{} jobs", silent.len()) },
+        silent.join(", ")
+    )]
+    Silent {
+        /// The words of the user.
+        query: String,
+        /// The ids of the jobs that do not answer.
+        silent: Vec<String>,
+    },
     /// Several jobs have this name.
     #[error("`{query}` names {} jobs: {}", jobs.len(), jobs.join(", "))]
     Ambiguous {
@@ -50,6 +62,7 @@ impl LookupError {
             Self::Several { .. } | Self::Ambiguous { .. } => {
                 "name one by its job id, or by the pid of its launcher; `rankrun ls` lists them"
             }
+            Self::Silent { .. } => "name such a job by its job id: its run id and its pid are unknown",
             Self::NoMatch { .. } => "`rankrun ls` lists the running jobs",
         }
     }
@@ -85,7 +98,13 @@ pub fn find_job(jobs: &[JobNames], query: Option<&str>) -> Result<usize, LookupE
             }
         }
     }
-    Err(LookupError::NoMatch { query: query.to_owned() })
+    let silent = jobs.iter().filter(|job| job.launcher_pid.is_none());
+    let (query, silent): (_, Vec<_>) = (query.to_owned(), silent.map(|job| job.job.clone()).collect());
+    Err(if silent.is_empty() {
+        LookupError::NoMatch { query }
+    } else {
+        LookupError::Silent { query, silent }
+    })
 }
 
 #[cfg(test)]
@@ -118,10 +137,12 @@ mod tests {
     #[test]
     fn query_without_single_job_is_refused() {
         let refusal = |query| find_job(&jobs(), query).unwrap_err().to_string();
+        let of_all_that_answer = |query| find_job(&jobs()[..3], Some(query)).unwrap_err().to_string();
         assert_eq!(refusal(Some("train")), "`train` names 2 jobs: 12ab, 12cd");
         assert_eq!(refusal(Some("1")), "`1` names 2 jobs: 12ab, 12cd");
-        assert_eq!(refusal(Some("x")), "no running job has the id, run id or launcher pid `x`");
-        assert_eq!(refusal(Some("")), "no running job has the id, run id or launcher pid ``");
+        assert_eq!(of_all_that_answer("x"), "no running job has the id, run id or launcher pid `x`");
+        assert_eq!(of_all_that_answer(""), "no running job has the id, run id or launcher pid ``");
+        assert_eq!(refusal(Some("x")), "`x` names no job that answers; a job without an answer: f00d");
         assert_eq!(refusal(None), "4 jobs run on this machine: 12ab, 12cd, 99ef, f00d");
         assert_eq!(find_job(&jobs()[..1], None), Ok(0));
         assert_eq!(find_job(&[], None), Err(LookupError::NoJobs));

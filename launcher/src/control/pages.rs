@@ -5,11 +5,12 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Serialize;
 
-use super::protocol::{JobState, JobStatus, RankState, WorkerStatus};
+use super::protocol::{JobStatus, RankState, WorkerStatus};
 use super::socket::ControlError;
 use crate::explain::Style;
 use crate::gc::format_age;
 use crate::inspect::page::{Align, Column, Page, Row, Tone};
+use crate::job_event::JobState;
 
 /// A job id and the job's answer.
 pub(crate) type ListedJob<'a> = (&'a str, Result<&'a JobStatus, &'a ControlError>);

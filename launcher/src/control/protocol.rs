@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::job_event::JobState;
+
 /// The version that a request names. A job answers only its own version.
 pub const VERSION: u32 = 1;
 /// A longer request is refused.
@@ -131,51 +133,6 @@ impl Reply {
 pub struct Accepted {
     /// The process whose end is the end of the job.
     pub launcher_pid: i32,
-}
-
-/// The phase of a job on this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum JobState {
-    /// No worker was started so far.
-    Starting,
-    /// This node waits for the others, for a first or a further round.
-    Joining,
-    /// The workers run, and none has failed.
-    Running,
-    /// The workers are being stopped, before a restart or the end.
-    Stopping,
-    /// All workers have ended, and a restart is being decided or waited for.
-    Restarting,
-    /// The workers of this node have succeeded, and those of other nodes run.
-    Settling,
-    /// The job is over, and its last output is written.
-    Ending,
-    /// All processes of the job are stopped (Ctrl-Z).
-    Suspended,
-}
-
-impl JobState {
-    /// True if a probe may call the job healthy.
-    #[must_use]
-    pub const fn is_healthy(self) -> bool {
-        matches!(self, Self::Running | Self::Settling)
-    }
-
-    /// The word for the table.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Joining => "joining",
-            Self::Running => "running",
-            Self::Stopping => "stopping",
-            Self::Restarting => "restarting",
-            Self::Settling => "settling",
-            Self::Ending => "ending",
-            Self::Suspended => "suspended",
-        }
-    }
 }
 
 /// The answer to [`ClientRequest::Status`]. It has no command line and no environment: both may hold secrets.

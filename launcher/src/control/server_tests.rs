@@ -14,7 +14,8 @@ use rankrun_contract::rank::{Generation, JobId};
 use super::*;
 use crate::control::endpoint::ControlEndpoint;
 use crate::control::folder::{JobFolder, RuntimeFolders};
-use crate::control::protocol::{JobState, JobStatus};
+use crate::control::protocol::JobStatus;
+use crate::job_event::JobState;
 use crate::logs::last_output::OutputReader;
 use crate::process::inherited::raise_file_limit;
 

@@ -8,35 +8,14 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use super::State;
 use crate::agent::message::Action;
 use crate::agent::phase::JobPhase;
-use crate::job_event::JobEvent;
+use crate::job_event::{JobEvent, JobState};
 use crate::spec::stop::StopReason;
-
-/// What the job does on this node, in fewer steps than its phases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JobStage {
-    /// No worker was started so far.
-    Starting,
-    /// This node waits for the others, for a first or a further round.
-    Joining,
-    /// The workers run, and none has failed.
-    Running,
-    /// The workers are being stopped, before a restart or the end.
-    Stopping,
-    /// All workers have ended, and a restart is being decided or waited for.
-    Restarting,
-    /// The workers of this node have succeeded, and those of other nodes run.
-    Settling,
-    /// The job is over, and its last output is written.
-    Ending,
-    /// All processes of the job are stopped (Ctrl-Z).
-    Suspended,
-}
 
 /// How far the job has come on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateSummary {
     /// What the job does.
-    pub stage: JobStage,
+    pub state: JobState,
     /// Restarts that were taken from the budget.
     pub restarts: RestartCount,
     /// The budget.
@@ -53,19 +32,19 @@ impl State {
     /// How far the job has come on this node.
     #[must_use]
     pub const fn summary(&self) -> StateSummary {
-        let stage = match self.phase {
-            _ if self.is_suspended() => JobStage::Suspended,
-            JobPhase::Starting => JobStage::Starting,
-            JobPhase::Joining { .. } => JobStage::Joining,
-            JobPhase::Running { .. } | JobPhase::Undecided { .. } => JobStage::Running,
-            JobPhase::Observing { .. } | JobPhase::Stopping { .. } => JobStage::Stopping,
+        let state = match self.phase {
+            _ if self.is_suspended() => JobState::Suspended,
+            JobPhase::Starting => JobState::Starting,
+            JobPhase::Joining { .. } => JobState::Joining,
+            JobPhase::Running { .. } | JobPhase::Undecided { .. } => JobState::Running,
+            JobPhase::Observing { .. } | JobPhase::Stopping { .. } => JobState::Stopping,
             JobPhase::Blaming { .. } | JobPhase::Checking { .. } | JobPhase::Waiting { .. } => {
-                JobStage::Restarting
+                JobState::Restarting
             }
-            JobPhase::Settling { .. } => JobStage::Settling,
-            JobPhase::ShuttingDown(_) | JobPhase::Finished => JobStage::Ending,
+            JobPhase::Settling { .. } => JobState::Settling,
+            JobPhase::ShuttingDown(_) | JobPhase::Finished => JobState::Ending,
         };
-        StateSummary { stage, restarts: self.job_restarts, max_restarts: self.rules.max_restarts }
+        StateSummary { state, restarts: self.job_restarts, max_restarts: self.rules.max_restarts }
     }
 
     /// True if this worker was started and has not been reaped.

@@ -8,24 +8,11 @@ use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
 use crate::agent::rendezvous_handle::program_name;
-use crate::agent::state::control::{JobStage, StateSummary};
-use crate::control::protocol::{JobState, JobStatus, RankState, WorkerStatus};
+use crate::agent::state::control::StateSummary;
+use crate::control::protocol::{JobStatus, RankState, WorkerStatus};
 use crate::control::snapshot::JobSnapshot;
 use crate::device::worker_device::DeviceIdentity;
 use crate::placement::{Placement, WorkerId};
-
-const fn state_on_wire(stage: JobStage) -> JobState {
-    match stage {
-        JobStage::Starting => JobState::Starting,
-        JobStage::Joining => JobState::Joining,
-        JobStage::Running => JobState::Running,
-        JobStage::Stopping => JobState::Stopping,
-        JobStage::Restarting => JobState::Restarting,
-        JobStage::Settling => JobState::Settling,
-        JobStage::Ending => JobState::Ending,
-        JobStage::Suspended => JobState::Suspended,
-    }
-}
 
 impl WorkerGroup {
     /// The status; `is_live` says which workers of this generation are not reaped.
@@ -48,7 +35,7 @@ impl WorkerGroup {
             run_id: self.spec.rendezvous.run_id().0.clone(),
             launcher_pid: launcher.as_raw(),
             program: program_name(&self.spec.entrypoint).to_string_lossy().into_owned(),
-            state: state_on_wire(summary.stage),
+            state: summary.state,
             generation: u64::from(generation.0),
             restarts: summary.restarts.0,
             max_restarts: summary.max_restarts.0,
