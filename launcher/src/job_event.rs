@@ -7,8 +7,7 @@ mod worker_end;
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use crate::posix::{Pid, Signal};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 

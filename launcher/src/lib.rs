@@ -49,6 +49,7 @@ pub mod logs;
 pub mod notice;
 pub mod placement;
 pub mod plain;
+pub mod posix;
 pub mod process;
 pub mod program;
 pub mod regular_file;
@@ -68,7 +69,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sys::signal::SigSet;
-use nix::unistd::getppid;
 
 use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
@@ -89,6 +89,7 @@ use crate::process::heap;
 use crate::process::inherited;
 use crate::process::job_limit;
 use crate::process::link::{GuardLink, ToGuard};
+use crate::process::parent_pid;
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc::{can_scan_processes, proc_is_mounted};
 use crate::process::reserve;
@@ -304,7 +305,7 @@ impl AgentStart<'_> {
             }
         };
         let kind = (self.launch.spec.cli_flavor, self.launch.verbosity);
-        let launcher = getppid();
+        let launcher = parent_pid();
         reporter::trace_to(console.clone(), kind, launcher);
         self.log_missing_features();
         let no_color = self.facts.filled_variable("NO_COLOR").is_some();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::spec::setting::Origin;

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use crate::device::DeviceType;
 use crate::device::Visibility;

@@ -21,7 +21,7 @@ use crate::control::protocol::Accepted;
 use crate::control::snapshot::JobSnapshot;
 use crate::exit_code::ExitStatus;
 use crate::job_event::JobEvent;
-use crate::process::signal_name;
+use crate::posix::signal_name;
 use crate::reporter::job_event_text;
 use crate::spec::CliFlavor;
 

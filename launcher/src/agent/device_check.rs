@@ -6,7 +6,6 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use nix::unistd::Pid;
 use rankrun_contract::rank::Generation;
 use rustix::process::getuid;
 
@@ -17,7 +16,7 @@ use crate::agent::workers::WorkerGroup;
 use crate::device::probe::Probe;
 use crate::device::{Machine, ProbeScope};
 use crate::facts::{Facts, System};
-use crate::process::Exit;
+use crate::posix::{Exit, Pid};
 use crate::process::probe::Probes;
 use crate::spec::Unhealthy;
 

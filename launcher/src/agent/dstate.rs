@@ -61,7 +61,7 @@ impl DStateWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::unistd::Pid;
+    use crate::posix::Pid;
 
     fn uninterruptible(local_rank: u32) -> UninterruptibleWorker {
         UninterruptibleWorker { local_rank: LocalRank(local_rank), pid: Pid::from_raw(7) }

@@ -12,7 +12,7 @@ use rankrun_contract::report::cut::MAX_CUT_TEXT;
 use crate::agent::message::JobOutcome;
 use crate::console::{Console, OutputStream};
 use crate::job_event::WorkerEnd;
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::rendezvous::Round;
 use crate::reporter::events::{
     self, ENDED_BY_CODE, ENDED_BY_SIGNAL, EventWorker, JobFacts, JobProgress, RankStatus, TorchEvent,

@@ -18,7 +18,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::job_event::{DeadDevice, FailureKind, LostPeer, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::Exit;
 
 /// A crash seen later than this after the first failure may be a consequence of the stop.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
@@ -226,7 +226,7 @@ impl Failure {
 mod tests {
     use super::*;
     use crate::job_event::ErrorFileInfo;
-    use nix::unistd::Pid;
+    use crate::posix::Pid;
     use rankrun_contract::rank::Rank;
     use std::time::SystemTime;
 

@@ -1,11 +1,9 @@
 //! From exits and error files to the failure report.
 
-use nix::unistd::Pid;
-
 use super::*;
 use crate::device::worker_device::WorkerDevice;
 use crate::placement;
-use crate::process::Exit;
+use crate::posix::{Exit, Pid};
 use crate::spec::example;
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::LocalWorldSize;

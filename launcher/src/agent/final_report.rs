@@ -6,8 +6,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use nix::unistd::Pid;
-
 use rankrun_contract::report::{self, ErrorReport, MessageForm};
 
 use crate::agent::failure::Failure;
@@ -15,7 +13,7 @@ use crate::agent::message::JobOutcome;
 use crate::agent::parent_error_file::ParentErrorFile;
 use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
-use crate::process::Exit;
+use crate::posix::{Exit, Pid};
 use crate::rendezvous::{FailureNote, RendezvousEnd};
 use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::user_log::UserLog;

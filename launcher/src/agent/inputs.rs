@@ -8,13 +8,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
 
 use super::{Agent, AgentAbort};
 use crate::agent::message::Input;
 use crate::agent::progress::ProgressProbe;
 use crate::job_event::WorkerEnd;
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 
 impl Agent<'_> {

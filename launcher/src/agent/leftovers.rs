@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use crate::agent::phase::GIVE_UP_AFTER_KILL;
 use crate::spec::stop::{AfterStop, StopPolicy, StopReason};

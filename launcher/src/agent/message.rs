@@ -5,8 +5,7 @@ pub mod launcher_error;
 
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use crate::posix::{Pid, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 

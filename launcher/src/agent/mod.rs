@@ -42,7 +42,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use rankrun_contract::rank::{Generation, JobId};
 use rankrun_contract::report::ErrorReport;

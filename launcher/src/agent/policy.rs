@@ -9,13 +9,11 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-
 use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::Failure;
 use crate::job_event::{FailureKind, NoRestart};
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 use crate::spec::MAX_DURATION;
 use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
 

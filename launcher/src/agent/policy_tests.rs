@@ -1,7 +1,6 @@
 use proptest::prelude::*;
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use crate::posix::{Pid, Signal};
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use std::time::SystemTime;

@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, Signal};
-
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, RestartCount};
 
 use crate::exit_code::SIGNAL_BASE;
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use crate::spec::{CliFlavor, LaunchSpec, Unhealthy};
@@ -29,7 +27,7 @@ pub struct JobRules {
     pub(super) start_timeout: Option<Duration>,
     /// How long a worker may be uninterruptible (state `D`), if watched.
     pub(super) dstate_timeout: Option<Duration>,
-    pub(super) stop_signals: SigSet,
+    pub(super) stop_signals: Vec<Signal>,
     /// SIGINT also ends a Python launcher if `--signals-to-handle` leaves it out. The launcher then raises an
     /// exception, and the workers get SIGTERM.
     pub(super) interrupt: Interrupt,
@@ -65,7 +63,7 @@ impl JobRules {
             start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,
             dstate_timeout: spec.dstate_timeout,
-            stop_signals: spec.signals.stop.iter().copied().collect(),
+            stop_signals: spec.signals.stop.clone(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check().filter(|_| has_devices),
             external_worker: spec.external_worker,
@@ -81,7 +79,7 @@ impl JobRules {
             Exit::Code(code) => code.saturating_sub(i32::from(SIGNAL_BASE)),
         };
         Signal::try_from(number)
-            .is_ok_and(|signal| signal == Signal::SIGINT || self.stop_signals.contains(signal))
+            .is_ok_and(|signal| signal == Signal::SIGINT || self.stop_signals.contains(&signal))
     }
 
     /// The signal for the workers when the launcher got `signal`.

@@ -32,8 +32,6 @@ mod window;
 use std::collections::BTreeSet;
 use std::time::{Instant, SystemTime};
 
-use nix::sys::signal::Signal;
-
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::dstate::DStateWatch;
@@ -44,7 +42,7 @@ use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::job_event::{FailureKind, JobEvent, UninterruptibleWorker, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 use crate::process::proc::ProcessScanError;
 use crate::rendezvous::Round;
 use crate::spec::stop::StopReason;

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::SystemTime;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 use proptest::prelude::*;
 
 use std::time::Duration;

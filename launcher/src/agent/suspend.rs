@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use crate::agent::Agent;
 use crate::process::descendants::{continue_descendants, kill_unreaped, stop_descendants};

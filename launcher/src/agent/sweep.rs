@@ -1,7 +1,7 @@
 //! Finds the processes that the workers left running, and signals or kills them. When to do so is the
 //! state's decision (`state::shutdown`).
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::report::ErrorReport;
 

@@ -21,8 +21,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use crate::posix::{Pid, Signal};
 
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
 use rankrun_contract::report::ErrorFile;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use super::contradiction::{refuse_pair, shown};
 use super::error::{CliError, Expected, Problem, SettingError};

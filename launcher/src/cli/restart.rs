@@ -5,7 +5,7 @@ mod coverage;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank};
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use super::error::CliError;
 use super::settings::{Setting, Settings};

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use super::error::{CliError, Expected};
 use super::option::OptionValue;

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use super::protocol::{JobStatus, RankState};
 use crate::logs::last_output::{LastOutput, OutputReader};

@@ -17,7 +17,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 use serde::Serialize;
 
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT, Master, RUN_ID};

@@ -9,9 +9,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::posix::Signal;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
 
 use crate::device::{CudaDevice, DeviceType, Machine};
 use crate::exit_code::ExitStatus;

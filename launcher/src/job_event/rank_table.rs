@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::LocalRank;
 
 use crate::logs::last_output::LastOutput;
-use crate::process::Exit;
+use crate::posix::{Exit, Pid};
 use crate::process::usage::RunState;
 use crate::spec::stop::StopReason;
 

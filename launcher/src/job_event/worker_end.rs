@@ -2,12 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{LocalRank, Rank};
 
-use crate::process::Exit;
+use crate::posix::{Exit, Pid, Signal};
 use crate::process::child::PeakMemory;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::PeerLoss;

@@ -15,11 +15,16 @@ use std::process::{Child, Command};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
-use nix::unistd::{Pid, getpid, getppid};
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+
+use crate::posix::Signal;
+use crate::process::{kill, nix_signal};
+use nix::unistd::{getpid, getppid};
+
+use crate::posix::Pid;
 
 use crate::exit_code::ExitStatus;
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::attach_listener::{AttachMessage, connect_to_agent, receive, send_exit, send_record};
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
@@ -123,7 +128,7 @@ pub fn run_attached(
 fn spawn_worker(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> {
     let wrapper = getpid();
     let become_worker = move || {
-        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        prctl::set_pdeathsig(nix_signal(Signal::SIGKILL))?;
         if getppid() != wrapper {
             return Err(Errno::ESRCH.into());
         }

@@ -18,19 +18,19 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::posix::Pid;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials, accept4, bind, connect,
     getsockopt, listen, recv, send, socket,
 };
-use nix::unistd::Pid;
 use uuid::Uuid;
 
 use rankrun_contract::rank::JobId;
 
 use crate::placement::WorkerId;
-use crate::process::Exit;
+use crate::posix::Exit;
 
 /// The longest record: a line of text.
 const MAX_RECORD_LEN: usize = 1024;
@@ -363,7 +363,7 @@ mod tests {
         send_record(&wrapper, b'b', "");
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
-        let pid = nix::unistd::getpid();
+        let pid = crate::process::own_pid();
         assert_eq!(listener.receive(), [AttachReport::Ended { pid, exit }]);
     }
 

@@ -9,12 +9,14 @@ use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::signal::{Signal, kill, killpg};
+
+use crate::posix::Pid;
+use crate::posix::Signal;
+use crate::process::{exit_of_wait_status, kill, kill_group, nix_pid};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::Pid;
 
 use crate::placement::WorkerId;
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::command::WorkerCommand;
 use crate::process::spawn::{InheritedState, Stdio, spawn};
 
@@ -98,9 +100,9 @@ impl Children {
     ///
     /// The leader is unreaped, so no other group can have taken the group's number.
     pub fn signal_groups(&mut self, workers: &[WorkerId], signal: Signal) {
-        self.signal_each(workers, signal, killpg);
+        self.signal_each(workers, signal, kill_group);
         if signal != Signal::SIGKILL {
-            self.signal_each(workers, Signal::SIGCONT, killpg);
+            self.signal_each(workers, Signal::SIGCONT, kill_group);
         }
     }
 
@@ -108,7 +110,7 @@ impl Children {
     pub fn signal_all_groups(&mut self, signal: Signal) {
         for (pid, child) in &mut self.by_pid {
             child.is_killed |= signal == Signal::SIGKILL;
-            let _ = killpg(*pid, signal);
+            let _ = kill_group(*pid, signal);
         }
     }
 
@@ -183,7 +185,7 @@ fn is_mostly_own(peak: u64, faults_of_children: Option<u64>) -> bool {
 /// Whether a child, not yet reaped, is dead by SIGKILL: only then is its memory asked for.
 fn is_dead_by_sigkill(pid: Pid) -> bool {
     let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    matches!(waitid(Id::Pid(pid), look), Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _)))
+    matches!(waitid(Id::Pid(nix_pid(pid)), look), Ok(WaitStatus::Signaled(_, nix::sys::signal::SIGKILL, _)))
 }
 
 /// The page faults of the children that a dead process, not yet reaped, has waited for.
@@ -259,7 +261,7 @@ pub fn wait_for(pid: Pid) -> Reaped {
             pid => {
                 // In KiB (getrusage(2)).
                 let peak = u64::try_from(usage.ru_maxrss).unwrap_or_default() << 10;
-                let exit = Exit::from_wait_status(status);
+                let exit = exit_of_wait_status(status);
                 return Reaped::Child { pid: Pid::from_raw(pid), exit, peak };
             }
         }

@@ -10,9 +10,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+
+use crate::posix::Signal;
+use crate::process::{own_pid, signal_set};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Pid, getpid};
+
+use crate::posix::Pid;
 
 use rankrun_contract::env::{JOB, KEEP};
 use rankrun_contract::rank::JobId;
@@ -50,7 +53,7 @@ const MAX_SCANS: usize = 16;
 /// # Errors
 /// The processes cannot be listed, so it is unknown whether any is left.
 pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
-    let children: SigSet = [Signal::SIGCHLD].into_iter().collect();
+    let children = signal_set([Signal::SIGCHLD]);
     let inbox = SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
     #[expect(clippy::disallowed_methods, reason = "the limit on a blocking wait is this shell's own")]
     let now = Instant::now;
@@ -104,9 +107,9 @@ pub fn descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
 
 fn kill_targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
     match scope {
-        KillScope::All => filter_descendants(getpid(), true, &|_, parent_is| Ok(parent_is)),
+        KillScope::All => filter_descendants(own_pid(), true, &|_, parent_is| Ok(parent_is)),
         KillScope::Marked(job) => {
-            filter_descendants(getpid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?))
+            filter_descendants(own_pid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?))
         }
     }
 }
@@ -120,7 +123,7 @@ pub fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
     let is_kept = |pid| Ok(ProcessEnvironment::of(pid)?.value(KEEP) == Some(b"1"));
     with_reserve(|| {
         let mut live = Vec::new();
-        for found in filter_descendants(getpid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
+        for found in filter_descendants(own_pid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
             if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
                 live.push(found);
             }
@@ -135,7 +138,7 @@ pub fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may not be stopped.
 pub fn stop_descendants() -> Result<(), ProcessScanError> {
-    with_reserve(|| signal_descendants_of(getpid(), HashSet::new(), Signal::SIGSTOP, &|| true))
+    with_reserve(|| signal_descendants_of(own_pid(), HashSet::new(), Signal::SIGSTOP, &|| true))
 }
 
 /// Kills all processes below this process, and reaps none.
@@ -143,7 +146,7 @@ pub fn stop_descendants() -> Result<(), ProcessScanError> {
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may be left.
 pub fn kill_unreaped() -> Result<(), ProcessScanError> {
-    with_reserve(|| signal_descendants_of(getpid(), HashSet::new(), Signal::SIGKILL, &|| true))
+    with_reserve(|| signal_descendants_of(own_pid(), HashSet::new(), Signal::SIGKILL, &|| true))
 }
 
 /// The living processes below `root`.

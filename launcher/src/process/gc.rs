@@ -8,10 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use crate::posix::Signal;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::signal::Signal;
-use nix::unistd::{Pid, getpid};
+use nix::unistd::getpid;
+
+use crate::posix::Pid;
 use uuid::Uuid;
 
 use rankrun_contract::env::{JOB, KEEP};

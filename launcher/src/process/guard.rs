@@ -17,13 +17,17 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{ForkResult, Pid, fork, getpid, setpgid};
+
+use crate::posix::Signal;
+use crate::process::{kill, nix_pid, nix_signal, pid_of_nix};
+use nix::unistd::{ForkResult, fork, getpid, setpgid};
+
+use crate::posix::Pid;
 
 use rankrun_contract::rank::JobId;
 
 use crate::exit_code::ExitStatus;
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{KillScope, kill_descendants};
 use crate::process::job_control::JobControl;
@@ -107,7 +111,7 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
         ForkResult::Parent { child } => {
             drop((agent_end, lifeline));
             Ok(ForkSide::Guard(Guard {
-                agent: child,
+                agent: pid_of_nix(child),
                 link: guard_end,
                 inbox,
                 handled: handled.clone(),
@@ -125,10 +129,10 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
             drop((guard_end, inbox, job_control, watched));
             // None of this is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
             prctl::set_child_subreaper(true)?;
-            setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            setpgid(nix_pid(Pid::from_raw(0)), nix_pid(Pid::from_raw(0)))?;
             // A stopped (SIGSTOP) agent would not see the guard's death. For other processes the signal has no
             // effect.
-            prctl::set_pdeathsig(Signal::SIGCONT)?;
+            prctl::set_pdeathsig(nix_signal(Signal::SIGCONT))?;
             let _ = prctl::set_name(AGENT_NAME);
             job_limit::set_job_mark(job);
             Ok(ForkSide::Agent(agent_end.with(lifeline), watch))

@@ -16,7 +16,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signal::{SigmaskHow, sigprocmask};
+
+use crate::posix::Signal;
+use crate::process::signal_set;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getpid;
 
@@ -62,7 +65,7 @@ impl JobControl {
         if getpid().as_raw() == 1 || signals.is_empty() {
             return Ok(None);
         }
-        let set = signals.iter().copied().collect();
+        let set = signal_set(signals.iter().copied());
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None)?;
         let pending = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         Ok(Some(Self { signals, pending, stage: SuspendStage::Running }))
@@ -111,7 +114,7 @@ impl JobControl {
     }
 
     fn stop(&self) -> io::Result<()> {
-        let signals: SigSet = self.signals.iter().copied().collect();
+        let signals = signal_set(self.signals.iter().copied());
         // Here we are stopped, if one of them is still pending: the end of the agent takes it back, too.
         sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&signals), None)?;
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;

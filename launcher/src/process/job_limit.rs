@@ -8,8 +8,8 @@
 
 use std::fs;
 
+use crate::posix::Pid;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::Pid;
 use uuid::Uuid;
 
 use rankrun_contract::rank::JobId;

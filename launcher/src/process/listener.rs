@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use super::proc::{ProcessStat, parse_pid};
 

@@ -37,59 +37,62 @@ pub mod spawn;
 pub mod usage;
 pub mod watchdog;
 
-use std::fmt;
 use std::io;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::SigSet;
 
-/// How a process ended, as `wait` reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// The process exited with this code.
-    Code(i32),
-    /// A signal killed the process.
-    Signal {
-        /// The signal's number; real-time signals have no name.
-        number: i32,
-        /// Whether a core file was written.
-        core_dumped: bool,
-    },
+use crate::posix::{Exit, Pid, Signal};
+
+/// The number of a pid, for nix.
+pub(crate) const fn nix_pid(pid: Pid) -> nix::unistd::Pid {
+    nix::unistd::Pid::from_raw(pid.as_raw())
 }
 
-impl Exit {
-    /// Converts a `wait` status (wait(2)) to an exit.
-    #[must_use]
-    pub const fn from_wait_status(status: i32) -> Self {
-        if libc::WIFSIGNALED(status) {
-            Self::Signal { number: libc::WTERMSIG(status), core_dumped: libc::WCOREDUMP(status) }
-        } else {
-            Self::Code(libc::WEXITSTATUS(status))
-        }
-    }
-
-    /// Whether the process did its task: exit code 0.
-    #[must_use]
-    pub const fn is_success(self) -> bool {
-        matches!(self, Self::Code(0))
-    }
+/// A pid of nix.
+pub(crate) const fn pid_of_nix(pid: nix::unistd::Pid) -> Pid {
+    Pid::from_raw(pid.as_raw())
 }
 
-impl fmt::Display for Exit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Code(code) => write!(f, "exit code {code}"),
-            Self::Signal { number, core_dumped } => {
-                write!(f, "killed by {}", signal_name(number))?;
-                if core_dumped { write!(f, ", core dumped") } else { Ok(()) }
-            }
-        }
-    }
+/// A signal, for nix.
+pub(crate) fn nix_signal(signal: Signal) -> nix::sys::signal::Signal {
+    nix::sys::signal::Signal::try_from(signal as i32).expect("every named signal of Linux is nix's too")
 }
 
-/// `SIGTERM` for 15; `signal 42` for one without a name.
+/// This process.
 #[must_use]
-pub fn signal_name(number: i32) -> String {
-    Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |signal| signal.as_str().to_owned())
+pub fn own_pid() -> Pid {
+    pid_of_nix(nix::unistd::getpid())
+}
+
+/// The parent of this process.
+#[must_use]
+pub fn parent_pid() -> Pid {
+    pid_of_nix(nix::unistd::getppid())
+}
+
+/// Signals one process: kill(2).
+pub(crate) fn kill(pid: Pid, signal: Signal) -> nix::Result<()> {
+    nix::sys::signal::kill(nix_pid(pid), nix_signal(signal))
+}
+
+/// Signals a process group: killpg(3).
+pub(crate) fn kill_group(pid: Pid, signal: Signal) -> nix::Result<()> {
+    nix::sys::signal::killpg(nix_pid(pid), nix_signal(signal))
+}
+
+/// A set of signals, for nix.
+pub(crate) fn signal_set(signals: impl IntoIterator<Item = Signal>) -> SigSet {
+    signals.into_iter().map(nix_signal).collect()
+}
+
+/// Converts a `wait` status (wait(2)) to an exit.
+#[must_use]
+pub const fn exit_of_wait_status(status: i32) -> Exit {
+    if libc::WIFSIGNALED(status) {
+        Exit::Signal { number: libc::WTERMSIG(status), core_dumped: libc::WCOREDUMP(status) }
+    } else {
+        Exit::Code(libc::WEXITSTATUS(status))
+    }
 }
 
 /// The hint where the kernel starts no process and no thread.
@@ -107,18 +110,15 @@ mod tests {
 
     #[test]
     fn wait_status_is_decoded() {
-        assert_eq!(Exit::from_wait_status(3 << 8), Exit::Code(3));
-        assert_eq!(Exit::from_wait_status(9), Exit::Signal { number: 9, core_dumped: false });
-        assert_eq!(Exit::from_wait_status(11 | 0x80), Exit::Signal { number: 11, core_dumped: true });
+        assert_eq!(exit_of_wait_status(3 << 8), Exit::Code(3));
+        assert_eq!(exit_of_wait_status(9), Exit::Signal { number: 9, core_dumped: false });
+        assert_eq!(exit_of_wait_status(11 | 0x80), Exit::Signal { number: 11, core_dumped: true });
     }
 
     #[test]
-    fn exit_is_displayed_in_words() {
-        assert_eq!(Exit::Code(3).to_string(), "exit code 3");
-        assert_eq!(Exit::Signal { number: 9, core_dumped: false }.to_string(), "killed by SIGKILL");
-        assert_eq!(
-            Exit::Signal { number: 40, core_dumped: true }.to_string(),
-            "killed by signal 40, core dumped"
-        );
+    fn named_signals_have_the_numbers_of_this_machine() {
+        for signal in Signal::ALL {
+            assert_eq!(nix_signal(signal).as_str(), signal.as_str());
+        }
     }
 }

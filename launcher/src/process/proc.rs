@@ -8,8 +8,11 @@ use std::io;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, getpid, getppid};
+
+use crate::posix::Signal;
+use crate::process::{kill, own_pid, parent_pid};
+
+use crate::posix::Pid;
 
 /// No descriptor or no memory is left to look at processes, so it is unknown which ones exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +42,7 @@ const MAX_COMMAND_LEN: usize = 120;
 /// Whether `/proc` exists and shows our own pid namespace; without it only the workers themselves can be ended.
 #[must_use]
 pub fn can_scan_processes() -> bool {
-    fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
+    fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&own_pid().to_string()))
 }
 
 /// Whether there is a `/proc` at all; a mounted one may still be of another pid namespace.
@@ -52,7 +55,7 @@ pub fn proc_is_mounted() -> bool {
 #[must_use]
 pub fn descends_from(ancestor: u32) -> bool {
     let Ok(ancestor) = i32::try_from(ancestor) else { return false };
-    let (ancestor, mut above) = (Pid::from_raw(ancestor), getppid());
+    let (ancestor, mut above) = (Pid::from_raw(ancestor), parent_pid());
     while above.as_raw() > 0 && above != ancestor {
         match ProcessStat::of(above) {
             // The first process of a pid namespace has the parent 0.

@@ -6,7 +6,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 
-use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, sigprocmask};
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, raise, sigprocmask};
+
+use crate::posix::Signal;
+use crate::process::{nix_signal, signal_set};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getpid;
 
@@ -41,7 +44,7 @@ impl HandledSignals {
     /// All that there are: for a child that is to have none of them ignored.
     #[must_use]
     pub fn every() -> Self {
-        Self { stop: Signal::iterator().collect(), forward: Vec::new() }
+        Self { stop: Signal::ALL.to_vec(), forward: Vec::new() }
     }
 
     /// Iterates over the signals that the launcher handles.
@@ -86,7 +89,7 @@ pub struct SignalInbox {
 pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
     reset_sigchld_action()?;
     let mut blocked = inbox_signal_set(handled);
-    blocked.add(Signal::SIGTTOU);
+    blocked.add(nix_signal(Signal::SIGTTOU));
     let mut before = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut before))?;
     Ok(before)
@@ -96,7 +99,7 @@ pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
 /// launcher can report it. Workers get the default back.
 pub fn ignore_file_size_signal() {
     // SAFETY: no handler of ours runs.
-    let _ = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
+    let _ = unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGXFSZ, SigHandler::SigIgn) };
 }
 
 /// Blocks the signals that would stop a launch, if the calling process is PID 1 of a container. Returns the previous
@@ -110,7 +113,7 @@ pub fn block_stop_signals_at_start() -> Option<SigSet> {
         return None;
     }
     let mut before = SigSet::empty();
-    let kept: SigSet = HandledSignals::before_cli_parse().iter().collect();
+    let kept = signal_set(HandledSignals::before_cli_parse().iter());
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&kept), Some(&mut before)).ok()?;
     Some(before)
 }
@@ -122,10 +125,12 @@ pub fn block_stop_signals_at_start() -> Option<SigSet> {
 pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result<SigSet> {
     let before = block(handled)?;
     let Some(original) = kept else { return Ok(before) };
-    let unhandled: SigSet = HandledSignals::before_cli_parse()
-        .iter()
-        .filter(|signal| !handled.contains(*signal as i32) && !original.contains(*signal))
-        .collect();
+    let handlers = HandledSignals::before_cli_parse();
+    let unhandled = signal_set(
+        handlers
+            .iter()
+            .filter(|signal| !handled.contains(*signal as i32) && !original.contains(nix_signal(*signal))),
+    );
     sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&unhandled), None)?;
     Ok(original)
 }
@@ -137,12 +142,12 @@ pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result
 /// The kernel's refusal.
 pub fn reset_sigchld_action() -> io::Result<()> {
     // SAFETY: the default action is not a handler.
-    unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+    unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGCHLD, SigHandler::SigDfl) }?;
     Ok(())
 }
 
 fn inbox_signal_set(handled: &HandledSignals) -> SigSet {
-    handled.iter().chain([Signal::SIGCHLD, Signal::SIGWINCH]).collect()
+    signal_set(handled.iter().chain([Signal::SIGCHLD, Signal::SIGWINCH]))
 }
 
 impl SignalInbox {
@@ -217,7 +222,7 @@ impl AsFd for SignalInbox {
 /// The kernel's refusal.
 pub fn stop_self() -> io::Result<()> {
     raise_with_default_action(Signal::SIGTSTP as i32);
-    let only: SigSet = [Signal::SIGTSTP].into_iter().collect();
+    let only = signal_set([Signal::SIGTSTP]);
     Ok(sigprocmask(SigmaskHow::SIG_BLOCK, Some(&only), None)?)
 }
 
@@ -225,9 +230,9 @@ pub fn stop_self() -> io::Result<()> {
 pub fn raise_with_default_action(number: i32) {
     let Ok(signal) = Signal::try_from(number) else { return };
     // SAFETY: the default action is not a handler of ours.
-    let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };
-    let only: SigSet = [signal].into_iter().collect();
-    let _ = raise(signal);
+    let _ = unsafe { nix::sys::signal::signal(nix_signal(signal), SigHandler::SigDfl) };
+    let only = signal_set([signal]);
+    let _ = raise(nix_signal(signal));
     // Blocked until now: it is delivered before this call returns.
     let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None);
 }

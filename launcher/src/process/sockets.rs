@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use crate::process::reserve::with_reserve;
 
@@ -68,7 +68,7 @@ mod tests {
     fn connected_socket_is_found_by_peer_port() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let own = nix::unistd::getpid();
+        let own = crate::process::own_pid();
         assert!(!ConnectedSockets::to_port(port).is_held_by(own), "a listener is not connected");
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let connected = ConnectedSockets::to_port(port);

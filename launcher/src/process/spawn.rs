@@ -12,9 +12,10 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
+use crate::posix::Pid;
+use crate::process::nix_pid;
 use nix::errno::Errno;
 use nix::sys::signal::SigSet;
-use nix::unistd::Pid;
 
 use crate::process::command::WorkerCommand;
 use crate::process::inherited::FileLimits;
@@ -110,7 +111,7 @@ pub fn spawn(command: &WorkerCommand, stdio: Stdio<'_>, original: &InheritedStat
         return Ok(Spawned { pid, pidfd });
     }
     // The child has called `_exit`, so this wait is short.
-    while nix::sys::wait::waitpid(pid, None) == Err(Errno::EINTR) {}
+    while nix::sys::wait::waitpid(nix_pid(pid), None) == Err(Errno::EINTR) {}
     Err(io::Error::from_raw_os_error(failure))
 }
 
@@ -235,7 +236,7 @@ mod tests {
         let mut output = String::new();
         File::from(read).read_to_string(&mut output)?;
         // Another test may reap every child of this process.
-        let _ = nix::sys::wait::waitpid(spawned.pid, None);
+        let _ = nix::sys::wait::waitpid(nix_pid(spawned.pid), None);
         Ok(output.trim().trim_start_matches("Cpus_allowed_list:").trim().to_owned())
     }
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use crate::posix::Pid;
 use nix::errno::Errno;
-use nix::unistd::Pid;
 
 use crate::process::descendants::filter_descendants;
 use crate::process::proc::{ProcessScanError, ProcessStat};
@@ -134,12 +134,12 @@ mod tests {
 
     #[test]
     fn tree_usage_fails_if_late_or_process_is_gone() {
-        let (own, gone) = (nix::unistd::getpid(), Pid::from_raw(i32::MAX));
+        let (own, gone) = (crate::process::own_pid(), Pid::from_raw(i32::MAX));
         assert!(tree_usage(own, &|| false).is_some());
         assert_eq!(tree_usage(gone, &|| false), None);
         assert_eq!(tree_of(own, &|| false).map(|pids| pids[0]), Ok(own));
         // The test runner has no children, and a walk without one cannot be late: init has some.
-        let late = tree_of(nix::unistd::getppid(), &|| true);
+        let late = tree_of(crate::process::parent_pid(), &|| true);
         assert_eq!(late, Err(ProcessScanError(Errno::ETIME)));
     }
 }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::posix::Pid;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::unistd::Pid;
 
 use crate::process::descendants::{FoundProcess, kill_descendants_of, live_descendants};
 
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn deadline_moved_before_kill_spares_processes() {
         let (watch, at) = watch();
-        let processes = [FoundProcess::of(nix::unistd::getpid()).unwrap()];
+        let processes = [FoundProcess::of(crate::process::own_pid()).unwrap()];
         watch.set_kill_deadline(Some(at(200)));
         // This process would be killed here.
         watch.kill_unless_postponed(NO_SUCH_PID, at(100), &processes);

@@ -110,7 +110,7 @@ mod tests {
     use rankrun_contract::report::ErrorReport;
 
     use super::*;
-    use crate::process::Exit;
+    use crate::posix::Exit;
     use crate::reporter::summary::tests::example_failure;
 
     fn early(ranks: &[(u32, u64)]) -> Vec<EarlyRank> {

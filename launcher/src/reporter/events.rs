@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 use serde::Serialize;
 
 use rankrun_contract::json;

@@ -4,14 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
 use crate::job_event::{JobEvent, NoRestart, WorkerEnd};
 use crate::plain::plain;
-use crate::process::signal_name;
+use crate::posix::{Pid, Signal, signal_name};
 use crate::rendezvous::Round;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;

@@ -1,7 +1,7 @@
 //! A log folder without room, in a failure report. Pure.
 
 use crate::logs::space::{DiskShortage, FREE_SPACE_HINT, FullLogFolder};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::reporter::causes::is_exception;
 use crate::reporter::summary::FailureReport;
 

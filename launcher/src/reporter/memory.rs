@@ -5,7 +5,7 @@ use bytesize::ByteSize;
 use rankrun_contract::rank::Rank;
 
 use crate::job_event::{ForeignKill, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::child::PeakMemory;
 use crate::process::oom::{OomEvidence, OomKills};
 use crate::reporter::summary::FailureReport;

@@ -28,7 +28,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use nix::unistd::Pid;
 use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
@@ -37,8 +36,8 @@ use crate::console::{Console, write_while_ready};
 use crate::control::command::CommandError;
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
+use crate::posix::{Exit, Pid, signal_name};
 use crate::process::proc::ProcessScanError;
-use crate::process::{Exit, signal_name};
 use crate::reporter::trace::TraceFormat;
 use crate::spec::CliFlavor;
 use crate::spec::Verbosity;

@@ -8,9 +8,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::sys::signal::Signal;
+use crate::posix::{Pid, Signal};
 use nix::sys::stat::{FileStat, fstat};
-use nix::unistd::Pid;
 
 use rankrun_contract::report::{self, ErrorReport};
 

@@ -1,10 +1,7 @@
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{LocalRank, NodeRank};
 
 use super::*;
-use crate::process::Exit;
+use crate::posix::{Exit, Pid, Signal};
 
 const SIGINT: StopReason = StopReason::Signal(Signal::SIGINT);
 

@@ -7,8 +7,6 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
@@ -17,8 +15,8 @@ use crate::device::worker_device::Device;
 use crate::job_event::{FailureKind, ForeignKill};
 use crate::logs::tree::ERROR_FILE;
 use crate::plain::plain;
+use crate::posix::{Exit, Pid, signal_name};
 use crate::process::oom::OomKills;
-use crate::process::{Exit, signal_name};
 use crate::rendezvous::NodeName;
 use crate::reporter::causes::is_exception;
 use crate::reporter::early::{self, EarlyRank};

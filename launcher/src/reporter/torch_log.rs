@@ -5,15 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::LocalRank;
 
 use super::{job_event_text, program};
 use crate::job_event::{JobEvent, WorkerEnd};
 use crate::notice::Notice;
-use crate::process::{Exit, signal_name};
+use crate::posix::{Exit, Pid, Signal, signal_name};
 use crate::rendezvous::Round;
 use crate::spec::LaunchSpec;
 use crate::spec::Verbosity;

@@ -2,13 +2,10 @@
 
 use std::path::PathBuf;
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::local_time::LocalTime;
-use crate::process::Exit;
+use crate::posix::{Exit, Pid, Signal};
 
 /// The last line of the Python traceback before torchrun's report.
 const CHILD_FAILED_PREFIX: &str = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ";

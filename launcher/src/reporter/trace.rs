@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::SystemTime;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};

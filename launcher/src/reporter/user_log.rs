@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::time::SystemTime;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use crate::console::{Console, OutputStream};
 use crate::job_event::JobEvent;

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 /// How long workers may take to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

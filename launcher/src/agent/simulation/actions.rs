@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use crate::posix::{Pid, Signal};
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::super::tests::launcher_error;

@@ -10,7 +10,7 @@ use super::oracle::{Cause, GenerationRecord, Oracle, WINDOW};
 use super::setup::{Policy, Rule, Wait, millis};
 use crate::agent::message::Action;
 use crate::job_event::{JobEvent, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::spec::restart::RuleAction;
 
 /// Instants are fractions of the settings and inexact.

@@ -10,7 +10,7 @@ use crate::agent::failure::Failure;
 use crate::agent::message::Action;
 use crate::exit_code::ExitStatus;
 use crate::job_event::{FailureKind, JobEvent, LostPeer, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::spec::stop::StopReason;
 
 /// A crash this soon after the first failure may have come before it.

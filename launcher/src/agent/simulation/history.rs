@@ -4,11 +4,9 @@
 //! Every list is a history: a choice that is impossible where it stands (no worker is left to end) does
 //! nothing.
 
-use nix::sys::signal::Signal;
-
 use super::others::Elsewhere;
 use super::setup::{MOST_WORKERS, Setup};
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 
 /// A pseudo-random sequence that depends on its seed alone (splitmix64).
 pub(super) struct Random(u64);

@@ -1,7 +1,7 @@
 //! What time alone causes: the window for signals that hit all processes, the time limit with its warning,
 //! and the start limit.
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::rank::LocalRank;
 

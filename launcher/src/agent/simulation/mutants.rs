@@ -3,9 +3,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::faults::{Fault, faulty_state};
@@ -17,7 +14,7 @@ use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::job_event::{JobEvent, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::{Exit, Pid, Signal};
 use crate::rendezvous::{LossRole, MembershipChange};
 use crate::spec::stop::StopReason;
 

@@ -2,14 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::history::Wrote;
 use super::setup::{Setup, Temper};
-use crate::process::Exit;
+use crate::posix::{Exit, Pid, Signal};
 
 #[derive(Debug)]
 pub(super) struct Process {

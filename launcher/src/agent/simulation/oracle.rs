@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank};
 

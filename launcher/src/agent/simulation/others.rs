@@ -15,7 +15,7 @@ use super::setup::millis;
 use crate::agent::message::{Action, Input, PeerNotice};
 use crate::exit_code::ExitStatus;
 use crate::job_event::{JobEvent, LostPeer, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
 use crate::rendezvous::{
     FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, Round,

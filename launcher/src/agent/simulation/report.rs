@@ -7,7 +7,7 @@ use super::invariants::Broken;
 use super::mutants::Machine;
 use super::setup::{Policy, Setup, Temper, Wait};
 use super::world::run_history;
-use crate::process::Exit;
+use crate::posix::Exit;
 
 /// A history that breaks an invariant.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, Signal};
+use crate::posix::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
@@ -13,7 +13,7 @@ use crate::agent::device_report::DeviceReport;
 use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::job_event::DeadDevice;
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
 use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, StopPolicy, StopReason, TimeLimit};
 use crate::spec::{CliFlavor, Unhealthy};
@@ -253,12 +253,12 @@ impl Setup {
         millis(self.graces.into_iter().flatten().fold(self.grace, u32::max))
     }
 
-    fn stop_signals(&self) -> SigSet {
+    fn stop_signals(&self) -> Vec<Signal> {
         match self.interrupt {
             Interrupt::Listed => {
                 [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect()
             }
-            Interrupt::Unlisted => SigSet::from(Signal::SIGTERM),
+            Interrupt::Unlisted => vec![Signal::SIGTERM],
         }
     }
 

@@ -1,7 +1,5 @@
 //! Invariant 8: the launcher's exit status.
 
-use nix::sys::signal::Signal;
-
 use super::budget::{Due, Why};
 use super::invariants::{Turn, Verdict, require};
 use super::oracle::Cause;
@@ -10,7 +8,7 @@ use crate::agent::message::{Input, JobOutcome};
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::job_event::FailureKind;
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 use crate::rendezvous::RendezvousEnd;
 use crate::rendezvous::note::RuleEnd;
 use crate::spec::CliFlavor;

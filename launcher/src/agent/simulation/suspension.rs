@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use super::invariants::{Broken, Turn, Verdict, require};
 use crate::agent::message::{Action, Input};

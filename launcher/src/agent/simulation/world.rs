@@ -5,9 +5,6 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
-
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
 use super::super::tests::launcher_error;
@@ -25,7 +22,7 @@ use crate::agent::policy::CheckpointFingerprint;
 use crate::job_event::UninterruptibleWorker;
 use crate::job_event::rank_table::RankTable;
 use crate::job_event::{ErrorFileInfo, LostPeer, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::{Exit, Pid, Signal};
 use crate::rendezvous::LossRole;
 use crate::spec::stop::StopReason;
 

@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use nix::sys::signal::Signal;
-
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
@@ -13,7 +11,7 @@ use crate::agent::message::Action;
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::exit_code::code_of_signal;
 use crate::job_event::{JobEvent, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::{Exit, Signal};
 use crate::spec::stop::{StopReason, TimeLimit};
 
 /// When the time limit and its warning are due. Each fires once.

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::rank::LocalRank;
 

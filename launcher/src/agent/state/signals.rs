@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::rank::LocalRank;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use rankrun_contract::rank::Generation;
 

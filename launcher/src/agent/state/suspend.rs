@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 
 use super::State;
 use crate::agent::message::{Action, Input};

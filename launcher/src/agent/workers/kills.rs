@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use super::WorkerGroup;
 use crate::job_event::{ForeignKill, WorkerEnd};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::child::WorkerExit;
 use crate::process::oom::{OomEvidence, OomKills, SigkillDeaths};
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use rankrun_contract::rank::LocalRank;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use nix::unistd::Pid;
+use crate::posix::Pid;
 
 use rankrun_contract::rank::LocalRank;
 

@@ -1,6 +1,6 @@
 use std::ffi::OsString;
 
-use nix::sys::signal::Signal;
+use crate::posix::Signal;
 use proptest::prelude::*;
 
 use super::*;

@@ -19,14 +19,14 @@ use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::posix::Pid;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::Pid;
 
 use crate::device::probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
 use crate::device::{CudaDevice, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use crate::exit_code::{USAGE, code_of_signal};
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::command::WorkerCommand;
 use crate::process::signal::{SignalInbox, raise_with_default_action};
 

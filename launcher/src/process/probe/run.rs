@@ -7,13 +7,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::SigSet;
+
+use crate::posix::Pid;
+use crate::posix::Signal;
+use crate::process::kill_group;
 
 use crate::device::ProbeProblemKind;
 use crate::device::probe::Answer;
 use crate::plain::plain;
-use crate::process::Exit;
+use crate::posix::Exit;
 use crate::process::child::{Reaped, wait_for};
 use crate::process::command::WorkerCommand;
 use crate::process::proc::proc_is_mounted;
@@ -320,7 +323,7 @@ impl ProbeRun {
     /// Kills the probe's group; the probe is unreaped, so no other group can have its number.
     pub(super) fn kill(&self) {
         if self.process == ProbeProcess::Running {
-            let _ = killpg(self.pid, Signal::SIGKILL);
+            let _ = kill_group(self.pid, Signal::SIGKILL);
         }
     }
 }

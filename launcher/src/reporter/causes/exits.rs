@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::text::{between, shown};
 use super::{Clues, NeverExecutable, Program, Surroundings};
+use crate::posix::{Exit, signal_name};
 use crate::process::exec_problem::{carriage_return_hint, noexec_hint};
-use crate::process::{Exit, signal_name};
 
 const CANNOT_EXECUTE: i32 = 126;
 const NOT_FOUND: i32 = 127;

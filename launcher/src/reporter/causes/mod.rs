@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use rankrun_contract::env::Master;
 
 use crate::plain::plain;
-use crate::process::Exit;
+use crate::posix::Exit;
 
 /// The known facts of the worker that failed first.
 #[derive(Debug, Clone)]

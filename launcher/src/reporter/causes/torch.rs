@@ -2,7 +2,7 @@
 
 use super::text::shown;
 use super::{Clues, Program, Surroundings};
-use crate::process::Exit;
+use crate::posix::Exit;
 
 /// The exit code that a shell makes of an abort.
 const ABORT_CODE: i32 = 128 + libc::SIGABRT;
