@@ -6,6 +6,7 @@
 //! terminal never delays the agent.
 #![expect(clippy::disallowed_methods, reason = "limits how long it waits for a reader")]
 
+use crate::spec::output_stream::OutputStream;
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -38,15 +39,6 @@ enum Priority {
     Normal,
     /// For reports, which bound their own length.
     Always,
-}
-
-/// One of our two streams, and of a worker's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum OutputStream {
-    /// The standard output of the launcher.
-    Stdout,
-    /// The standard error of the launcher.
-    Stderr,
 }
 
 /// Whether the terminal's cursor can be moved.

@@ -11,9 +11,9 @@ use nix::errno::Errno;
 use rankrun_contract::rank::Rank;
 
 use crate::logs::LogError;
+use crate::posix::ProcessScanError;
 use crate::process::command::NulByte;
 use crate::process::exec_problem::ExecProblem;
-use crate::process::proc::ProcessScanError;
 use crate::process::process_limit_hint;
 use crate::rendezvous::error::RendezvousError;
 

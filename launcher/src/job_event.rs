@@ -1,7 +1,9 @@
 //! What the agent tells the user while a job runs, as plain data. `agent::state` creates it; `reporter` puts it into
 //! words. It stands below both.
 
+pub mod activity;
 mod job_state;
+pub mod memory;
 pub mod rank_table;
 mod worker_end;
 

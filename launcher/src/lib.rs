@@ -22,10 +22,12 @@
 //! | [`job_event`] | what the agent tells the user, as plain data |
 //! | [`logs`] | the workers' output |
 //! | [`plain`] | control characters of foreign text, escaped |
+//! | [`posix`] | pids, signals and exits, as plain data |
 //! | [`notice`] | lines that are printed once, before the workers start |
 //! | [`console`] | the only writer of the terminal |
 //! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens regular files, and refuses all others |
+//! | [`shell`] | words and scripts for a POSIX shell |
 //! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
 
 pub mod agent;
@@ -55,9 +57,11 @@ pub mod program;
 pub mod regular_file;
 pub mod rendezvous;
 pub mod reporter;
+pub mod shell;
 pub mod shim;
 pub mod spec;
 pub mod store;
+pub mod system;
 pub mod template;
 pub mod worker_command;
 
@@ -100,6 +104,7 @@ use crate::reporter::program::foreign_python;
 use crate::reporter::user_log::UserLog;
 use crate::shim::ShimRequest;
 use crate::spec::{CliFlavor, LaunchSpec};
+use crate::system::gather_facts;
 
 /// The guard waits no longer for the file system of the folder that a killed agent has left.
 const CONTROL_FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -117,7 +122,7 @@ pub fn main() -> ExitCode {
     let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(ATTACH.as_bytes()));
     let startup = if is_attach { Startup::unprepared() } else { Startup::prepare() };
     let argv: Vec<OsString> = std::env::args_os().collect();
-    let facts = Facts::gather(wait_announcer(&argv));
+    let facts = gather_facts(wait_announcer(&argv));
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(launch)) => {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));

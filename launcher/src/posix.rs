@@ -1,6 +1,7 @@
 //! The words of POSIX for processes: pids, signals and how a process ended. Plain data, no system call.
 
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
 /// The id of a process, as kill(2) takes it.
@@ -151,6 +152,29 @@ impl fmt::Display for Exit {
                 if core_dumped { write!(f, ", core dumped") } else { Ok(()) }
             }
         }
+    }
+}
+
+/// An error number of the kernel (errno(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// No descriptor or no memory is left to look at processes, so it is unknown which ones exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("cannot look at processes")]
+pub struct ProcessScanError(#[source] pub Errno);
+
+impl From<ProcessScanError> for io::Error {
+    fn from(ProcessScanError(Errno(number)): ProcessScanError) -> Self {
+        Self::from_raw_os_error(number)
     }
 }
 

@@ -2,6 +2,7 @@
 //! of clap; `cli` makes it, the agent reads it.
 
 pub mod device_request;
+pub mod output_stream;
 pub mod rendezvous;
 pub mod restart;
 pub mod setting;

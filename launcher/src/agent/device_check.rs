@@ -15,10 +15,11 @@ use crate::agent::reassign::{self, Reassignment};
 use crate::agent::workers::WorkerGroup;
 use crate::device::probe::Probe;
 use crate::device::{Machine, ProbeScope};
-use crate::facts::{Facts, System};
+use crate::facts::Facts;
 use crate::posix::{Exit, Pid};
 use crate::process::probe::Probes;
 use crate::spec::Unhealthy;
+use crate::system::System;
 
 /// One health check, from the first probe to the last answer.
 pub(super) struct DeviceCheckRun {

@@ -9,7 +9,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::message::{Input, JobOutcome};
-use crate::agent::{Agent, FLUSH_TIMEOUT, error_report, final_report};
+use crate::agent::phase::FLUSH_TIMEOUT;
+use crate::agent::{Agent, error_report, final_report};
 use crate::error::LaunchError;
 use crate::logs::Drained;
 use crate::rendezvous::RendezvousEnd;
@@ -88,7 +89,7 @@ impl Agent<'_> {
         };
         let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
         if let Some(RendezvousEnd::Failed { error, .. }) = &outcome.remote_end {
-            self.user_log.error(&**error, error.hint());
+            self.user_log.error(error.error(), error.hint());
         }
         if let Some(error) = time_limit_error {
             self.user_log.error(&error, error.hint().as_deref());

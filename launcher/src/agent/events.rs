@@ -10,7 +10,7 @@ use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::MAX_CUT_TEXT;
 
 use crate::agent::message::JobOutcome;
-use crate::console::{Console, OutputStream};
+use crate::console::Console;
 use crate::job_event::WorkerEnd;
 use crate::posix::Exit;
 use crate::rendezvous::Round;
@@ -18,6 +18,7 @@ use crate::reporter::events::{
     self, ENDED_BY_CODE, ENDED_BY_SIGNAL, EventWorker, JobFacts, JobProgress, RankStatus, TorchEvent,
 };
 use crate::spec::LaunchSpec;
+use crate::spec::output_stream::OutputStream;
 
 /// The events of one job.
 pub(super) struct EventSink {

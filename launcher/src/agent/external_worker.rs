@@ -15,12 +15,12 @@ use rankrun_contract::rank::JobId;
 
 use crate::blocking::BlockingCall;
 use crate::error::LaunchError;
-use crate::explain::quote::for_shell;
-use crate::explain::script::{Script, ScriptValue, binding_script};
 use crate::placement::WorkerId;
 use crate::process::attach::ATTACH;
 use crate::process::attach_listener::{AttachListener, AttachReport, socket_name};
 use crate::process::command::WorkerCommand;
+use crate::shell::quote::for_shell;
+use crate::shell::script::{Script, ScriptValue, binding_script};
 
 /// How long the script's file system may take to answer.
 const FILE_LIMIT: Duration = Duration::from_secs(2);

@@ -17,7 +17,6 @@ use crate::agent::failure::{Failure, FollowingEnd};
 use crate::agent::host;
 use crate::blocking::file_calls::FileCalls;
 use crate::device::worker_device::Device;
-use crate::facts::short_hostname;
 use crate::job_event::{FailureKind, WorkerEnd};
 use crate::logs::route::streams_of_rank;
 use crate::logs::tree::{Attempt, ERROR_FILE};
@@ -32,6 +31,7 @@ use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::summary::{DeadDeviceSummary, FailureReport, KeptOutput, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::spec::{Entrypoint, LaunchSpec, LogDir};
+use crate::system::short_hostname;
 
 /// What the worker group knows of a failure, beside the exits of the workers.
 pub(super) struct FailureContext<'a> {

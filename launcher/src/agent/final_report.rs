@@ -164,7 +164,7 @@ pub(super) fn remote_error_report(outcome: &JobOutcome) -> Option<ErrorReport> {
     let now = SystemTime::now();
     match (&outcome.first_cause, ending) {
         (_, RendezvousEnd::Failed { error, .. }) => {
-            Some(parent_file::of_error("RendezvousError", &**error, now))
+            Some(parent_file::of_error("RendezvousError", error.error(), now))
         }
         (Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
         (None, RendezvousEnd::NotNeeded) => None,

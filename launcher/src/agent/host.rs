@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 use crate::blocking::BlockingCall;
-use crate::facts::short_hostname;
+use crate::system::short_hostname;
 
 /// The lookup is abandoned after this time, so an unreachable name server delays nothing for longer.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);

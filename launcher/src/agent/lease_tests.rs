@@ -2,7 +2,7 @@
 
 use super::rendezvous_tests::{joined, peer_lost, running};
 use super::*;
-use crate::rendezvous::task::LeaseDeadlines;
+use crate::rendezvous::lease_deadlines::LeaseDeadlines;
 use crate::rendezvous::{MembershipChange, RendezvousEnd};
 
 fn cut_off(kill_by: Instant) -> Option<Input> {

@@ -1,11 +1,12 @@
 //! Processes that the workers leave behind at the end of a generation: they are killed, and awaited.
 
-use nix::errno::Errno;
-
 use super::rendezvous_tests::{peer_lost, round, running};
 use super::*;
 use crate::agent::message::{Action, PeerNotice};
-use crate::process::proc::ProcessScanError;
+use crate::posix::{Errno, ProcessScanError};
+
+/// `ENFILE`.
+const TOO_MANY_FILES: Errno = Errno(23);
 
 const KILL: Action = Action::KillLeftovers { generation: Generation(0) };
 
@@ -59,7 +60,7 @@ fn second_signal_ends_wait_for_leftovers() {
 #[test]
 fn unknown_leftovers_are_listed_again_until_the_job_fails() {
     let at = clock();
-    let unknown = || Input::LeftoversKilled { remaining: Err(ProcessScanError(Errno::ENFILE)) };
+    let unknown = || Input::LeftoversKilled { remaining: Err(ProcessScanError(TOO_MANY_FILES)) };
     let mut job = killing(1, &at);
     assert_eq!(job.handle(at(1), unknown()), []);
     assert!(job.deadline().is_some_and(|deadline| deadline < at(2)), "soon");
@@ -70,7 +71,7 @@ fn unknown_leftovers_are_listed_again_until_the_job_fails() {
     let actions = job.handle(at(6), unknown());
     assert_eq!(started(&actions), None, "invariant 1");
     assert_eq!(end(&actions).unwrap().peer_notice, PeerNotice::Failed);
-    assert_eq!(job.scan_error(), Some(ProcessScanError(Errno::ENFILE)));
+    assert_eq!(job.scan_error(), Some(ProcessScanError(TOO_MANY_FILES)));
     let _ = job.handle(at(6), Input::OutputDrained);
     let exits = job.handle(at(6), Input::ParentFileWritten);
     let failed = Action::Exit { status: ExitStatus::Code(LAUNCHER_FAILED) };
@@ -87,7 +88,7 @@ fn unknown_leftovers_of_a_success_fail_the_job() {
     job.state.leaves_processes = true;
     let unknown = Input::LeftoversSwept { result: crate::agent::message::SweepResult::Unknown };
     assert_eq!(job.handle(at(1), unknown), [KILL]);
-    let error = ProcessScanError(Errno::ENFILE);
+    let error = ProcessScanError(TOO_MANY_FILES);
     let drains = job.handle(at(1), Input::LeftoversKilled { remaining: Err(error) });
     assert_eq!((drains, job.scan_error()), (vec![Action::DrainOutput], Some(error)));
     let _ = job.handle(at(1), Input::OutputDrained);

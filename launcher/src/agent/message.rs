@@ -16,7 +16,7 @@ use crate::agent::policy::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
 use crate::job_event::rank_table::{EndedRank, RankTable};
 use crate::job_event::{JobEvent, ShutdownNotice, UninterruptibleWorker, WorkerEnd};
-use crate::process::proc::ProcessScanError;
+use crate::posix::ProcessScanError;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, RendezvousEnd, Round};
 use crate::spec::stop::StopReason;

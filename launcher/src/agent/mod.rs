@@ -40,7 +40,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use crate::posix::Pid;
 
@@ -74,9 +74,6 @@ use crate::reporter::user_log::UserLog;
 use crate::reporter::{job_event_text, leftovers as leftovers_text, parent_file};
 use crate::spec::LaunchSpec;
 use crate::spec::stop::StopReason;
-
-/// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the agent is given after the fork.
 #[derive(Debug)]

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use rankrun_contract::report::ErrorReport;
 
+use crate::agent::Agent;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::Input;
-use crate::agent::watched_call::{USUAL_WAIT, WatchedCall};
-use crate::agent::{Agent, FLUSH_TIMEOUT};
+use crate::agent::phase::{FLUSH_TIMEOUT, USUAL_WAIT};
+use crate::agent::watched_call::WatchedCall;
 use crate::blocking::{BlockingCall, CallProgress, CallStep};
 use crate::reporter::parent_file::{self, ParentFileError};
 use crate::reporter::user_log::UserLog;

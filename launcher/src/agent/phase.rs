@@ -13,6 +13,11 @@ use crate::agent::leftovers::LeftoverWait;
 use crate::exit_code::ExitStatus;
 use crate::spec::stop::StopReason;
 
+/// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
+pub(super) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// A call that is given up sooner was not hanging.
+pub(super) const USUAL_WAIT: Duration = Duration::from_millis(100);
+
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 

@@ -2,9 +2,9 @@
 
 use super::rendezvous_tests::{failure_note, joined, node, peer_lost, running};
 use super::*;
+use crate::job_event::activity::LastOutput;
+use crate::job_event::activity::RunState;
 use crate::job_event::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
-use crate::logs::last_output::LastOutput;
-use crate::process::usage::RunState;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, RendezvousEnd};
 use crate::spec::stop::{StopReason, TimeLimit};
 

@@ -26,7 +26,8 @@ use crate::error_chain::format_chain;
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::task::{LeaseDeadlines, NetworkRendezvous, Setup};
+use crate::rendezvous::lease_deadlines::LeaseDeadlines;
+use crate::rendezvous::task::{NetworkRendezvous, Setup};
 use crate::rendezvous::{
     FailureNote, Rendezvous, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind,
 };
@@ -339,7 +340,7 @@ fn why(end: &JobOutcome) -> String {
     match (end.stopped_by, end.time_limit, &end.remote_end) {
         (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
         (None, Some(_), _) => stop_text(StopReason::TimeLimit),
-        (None, None, Some(RendezvousEnd::Failed { error, .. })) => format_chain(&**error),
+        (None, None, Some(RendezvousEnd::Failed { error, .. })) => format_chain(error.error()),
         (None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
         (None, None, None) => stop_text(StopReason::Membership),
     }

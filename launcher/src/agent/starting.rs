@@ -14,6 +14,8 @@ use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{RoundContext, StartFailed};
 use crate::blocking::CallProgress;
 use crate::error::LaunchError;
+use crate::error_chain::format_chain;
+use crate::reporter::parent_file;
 
 impl Agent<'_> {
     /// When a call that is under way has something to say. A suspended job starts nothing.
@@ -103,8 +105,13 @@ impl Agent<'_> {
     /// Shows an error of the launcher to the user; the result is for the state.
     pub(super) fn report_launcher_error(&self, error: &LaunchError) -> Box<LauncherError> {
         self.user_log.error(error, error.hint().as_deref());
-        Box::new(LauncherError::new(error, SystemTime::now()))
+        Box::new(launcher_error(error, SystemTime::now()))
     }
+}
+
+/// An error of the launcher at this time, as the state keeps it.
+pub(super) fn launcher_error(error: &LaunchError, at: SystemTime) -> LauncherError {
+    LauncherError { why: format_chain(error), report: parent_file::of_error("LaunchError", error, at) }
 }
 
 fn lost_thread(what: &'static str) -> LaunchError {

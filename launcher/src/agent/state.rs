@@ -42,8 +42,8 @@ use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::job_event::{FailureKind, JobEvent, UninterruptibleWorker, WorkerEnd};
+use crate::posix::ProcessScanError;
 use crate::posix::{Exit, Signal};
-use crate::process::proc::ProcessScanError;
 use crate::rendezvous::Round;
 use crate::spec::stop::StopReason;
 

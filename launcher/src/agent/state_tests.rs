@@ -11,17 +11,15 @@ use std::time::Duration;
 use super::*;
 use crate::agent::message::JobOutcome;
 use crate::agent::rules::Interrupt;
-use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::job_event::{ErrorFileInfo, LostPeer};
-use crate::process::proc::ProcessScanError;
 use crate::rendezvous::RendezvousFailure;
-use crate::rendezvous::error::RendezvousError;
 use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::LocalWorldSize;
+use rankrun_contract::report::ErrorReport;
 
 #[path = "device_check_tests.rs"]
 mod device_check;
@@ -203,14 +201,15 @@ fn leftovers_killed(pids: &[i32]) -> Input {
 
 /// The launcher's own error.
 pub(super) fn launcher_error() -> Box<LauncherError> {
-    let error = LaunchError::Unswept { source: ProcessScanError(nix::errno::Errno::EMFILE) };
-    Box::new(LauncherError::new(&error, SystemTime::UNIX_EPOCH))
+    let why = "cannot see whether processes of the job are left".to_owned();
+    let report =
+        ErrorReport { message: why.clone(), callstack: None, unix_seconds: Some(0), lost_rank: None };
+    Box::new(LauncherError { why, report })
 }
 
 /// The error of a failed rendezvous.
 pub(super) fn rendezvous_failure() -> RendezvousFailure {
-    let source = std::io::Error::from(std::io::ErrorKind::AddrInUse);
-    RendezvousError::System { what: "listen", source }.into()
+    RendezvousFailure::new(std::io::Error::from(std::io::ErrorKind::AddrInUse), None)
 }
 
 /// The workers before `failed` run, and the others could not be started.

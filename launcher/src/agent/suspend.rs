@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::posix::Signal;
 
 use crate::agent::Agent;
+use crate::posix::ProcessScanError;
 use crate::process::descendants::{continue_descendants, kill_unreaped, stop_descendants};
 use crate::process::link::ToGuard;
-use crate::process::proc::ProcessScanError;
 
 impl Agent<'_> {
     /// Stops the processes of the job, and tells the guard, which then stops itself. The heartbeats go on.

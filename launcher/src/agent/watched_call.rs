@@ -5,13 +5,12 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use crate::agent::phase::USUAL_WAIT;
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::reporter::user_log::UserLog;
 
 /// A longer wait is told to the user.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
-/// A call that is given up sooner was not hanging.
-pub(super) const USUAL_WAIT: Duration = Duration::from_millis(100);
 
 /// A call, and when the user is told about it.
 pub(super) struct WatchedCall<T> {

@@ -8,8 +8,8 @@ use super::error::CliError;
 use super::option::{Kind, LaunchOption};
 use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
 use super::settings::{CommandLine, Settings, WrittenOption};
-use crate::explain::quote::{for_people, for_shell};
 use crate::notice::{Notice, SeparateJobs};
+use crate::shell::quote::{for_people, for_shell};
 use crate::spec::CliFlavor;
 
 /// What the line for one job says anew.

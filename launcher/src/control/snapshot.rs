@@ -4,11 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use crate::job_event::activity::LastOutput;
+use crate::job_event::activity::RunState;
 use crate::posix::Pid;
 
 use super::protocol::{JobStatus, RankState};
-use crate::logs::last_output::{LastOutput, OutputReader};
-use crate::process::usage::{RunState, scan_tree_usage};
+use crate::logs::last_output::OutputReader;
+use crate::process::usage::scan_tree_usage;
 
 /// All processes together are examined for no longer than this.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(1);

@@ -6,9 +6,8 @@
 mod json;
 mod nodes;
 mod plan;
-pub mod quote;
 mod request;
-pub mod script;
+mod script;
 mod settings;
 mod text;
 

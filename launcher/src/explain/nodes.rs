@@ -8,11 +8,11 @@ use rankrun_contract::env::{
 };
 use rankrun_contract::rank::NodeRank;
 
-use crate::facts::short_hostname;
 use crate::rendezvous::Round;
 use crate::rendezvous::address::loopback;
 use crate::spec::rendezvous::{NetworkSpec, RoundTimes};
 use crate::spec::{LaunchSpec, RendezvousSpec};
+use crate::system::short_hostname;
 
 /// The part of this node in a job of several nodes.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -15,12 +15,13 @@ use super::{
     split_entry,
 };
 use crate::error::LaunchError;
-use crate::facts::{Facts, short_hostname};
+use crate::facts::Facts;
 use crate::logs::route::{Route, StreamOwner, routes};
 use crate::logs::tree::Attempt;
 use crate::placement::Placement;
 use crate::process::command::WorkerCommand;
 use crate::spec::{LaunchSpec, StdinPolicy};
+use crate::system::short_hostname;
 use crate::worker_command::{GenerationContext, worker_command, worker_environment};
 
 pub(super) struct LaunchPlan<'a> {

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::quote::for_people;
 use super::{
     Explanation, LaunchValue, ListenPorts, NodesSection, Pending, SettingLine, SettingOrigin, Store,
     StreamTarget, Text, Variable, WorkerPlan,
 };
 use crate::device::affinity::format_ranges;
+use crate::shell::quote::for_people;
 
 /// Whether the text has colour codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

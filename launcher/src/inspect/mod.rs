@@ -34,8 +34,9 @@ use crate::device::visibility::InheritedVariables;
 use crate::device::{DeviceType, Machine, ProbeScope};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::explain::Style;
-use crate::facts::{Facts, StandardStream, short_hostname};
+use crate::facts::{Facts, StandardStream};
 use crate::spec::OutputFormat;
+use crate::system::short_hostname;
 use picture::{CudaOrderAnswer, MachineSnapshot, SnapshotContext};
 
 const EVERYTHING: ProbeScope = ProbeScope { state: true, links: true, cpus: true };

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalRank;
 
-use crate::logs::last_output::LastOutput;
+use crate::job_event::activity::LastOutput;
+use crate::job_event::activity::RunState;
 use crate::posix::{Exit, Pid};
-use crate::process::usage::RunState;
 use crate::spec::stop::StopReason;
 
 /// The ranks of this node, before the stop signal reaches them.

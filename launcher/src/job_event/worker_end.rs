@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::{LocalRank, Rank};
 
+use crate::job_event::memory::OomEvidence;
+use crate::job_event::memory::PeakMemory;
 use crate::posix::{Exit, Pid, Signal};
-use crate::process::child::PeakMemory;
-use crate::process::oom::OomEvidence;
 use crate::rendezvous::PeerLoss;
 
 /// The exit of one worker, with its evidence.

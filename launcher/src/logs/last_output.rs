@@ -10,37 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use super::tail::{Tail, join_tails};
 use super::{Logs, WorkerTail, read_end};
 use crate::blocking::{BlockingCall, CallStep};
+use crate::job_event::activity::LastOutput;
 use crate::placement::WorkerId;
 
 /// Files that take longer are not waited for.
 const FILES_LIMIT: Duration = Duration::from_millis(200);
-
-/// The last line of a worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LastOutput {
-    /// The worker's last line of output.
-    Line {
-        /// Without line end and control characters.
-        text: String,
-        /// The time since its last bytes.
-        age: Duration,
-    },
-    /// The worker has written nothing so far.
-    Empty,
-    /// The launcher does not see its output.
-    Unavailable,
-}
-
-impl LastOutput {
-    /// Of two streams of one worker.
-    fn newer(self, other: Self) -> Self {
-        match (&self, &other) {
-            (Self::Line { age, .. }, Self::Line { age: age_of_other, .. }) if age_of_other < age => other,
-            (Self::Line { .. }, _) | (_, Self::Unavailable) => self,
-            (Self::Empty | Self::Unavailable, _) => other,
-        }
-    }
-}
 
 impl Tail {
     fn last_output(&self, now: Instant) -> LastOutput {
@@ -123,27 +97,10 @@ fn last_line_of(path: &Path) -> LastOutput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::OutputStream;
+    use crate::spec::output_stream::OutputStream;
 
     fn line(text: &str, seconds: u64) -> LastOutput {
         LastOutput::Line { text: text.to_owned(), age: Duration::from_secs(seconds) }
-    }
-
-    #[test]
-    fn last_output_is_the_newer_line_of_both_streams() {
-        let (nothing, not_seen) = (LastOutput::Empty, LastOutput::Unavailable);
-        for (one, other, newer) in [
-            (line("a", 5), line("b", 3), line("b", 3)),
-            (line("a", 3), line("b", 5), line("a", 3)),
-            (line("a", 3), nothing.clone(), line("a", 3)),
-            (nothing.clone(), line("b", 5), line("b", 5)),
-            (not_seen.clone(), line("b", 5), line("b", 5)),
-            (not_seen.clone(), nothing.clone(), nothing.clone()),
-            (nothing.clone(), not_seen.clone(), nothing),
-            (not_seen.clone(), not_seen.clone(), not_seen),
-        ] {
-            assert_eq!(one.newer(other), newer);
-        }
     }
 
     #[test]

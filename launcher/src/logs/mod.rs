@@ -14,9 +14,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::Generation;
 
 use crate::blocking::file_calls::FileCalls;
-use crate::console::{Console, Output, OutputStream};
+use crate::console::{Console, Output};
 use crate::placement::WorkerId;
 use crate::regular_file;
+use crate::spec::output_stream::OutputStream;
 use crate::spec::{CliFlavor, LineFilters};
 use channel::{Channel, PipeSize, size_beside_label};
 use filter::{Filter, LinePicker};

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, Rank};
 
-use crate::console::OutputStream;
+use crate::spec::output_stream::OutputStream;
 use crate::spec::{CliFlavor, LogDir, LogSpec, StreamMap, Streams};
 use crate::template::substitute;
 

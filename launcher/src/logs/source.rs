@@ -14,7 +14,7 @@ use super::channel::Channel;
 use super::filter::LinePicker;
 use super::space::write_error_reason;
 use super::tail::Tail;
-use crate::console::OutputStream;
+use crate::spec::output_stream::OutputStream;
 
 #[derive(Debug)]
 pub(super) struct StreamSource {

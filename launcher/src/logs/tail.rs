@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use memchr::memrchr_iter;
 
-use crate::console::OutputStream;
 use crate::plain::plain;
+use crate::spec::output_stream::OutputStream;
 
 const LINES: usize = 20;
 /// Bytes that are kept of one line.

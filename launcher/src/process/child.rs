@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use crate::job_event::memory::PeakMemory;
 use crate::posix::Pid;
 use crate::posix::Signal;
 use crate::process::{exit_of_wait_status, kill, kill_group, nix_pid};
@@ -33,15 +34,6 @@ pub struct WorkerExit {
     pub peak: Option<PeakMemory>,
     /// Whether the launcher had sent it SIGKILL.
     pub is_killed: bool,
-}
-
-/// The most memory that a process had at one time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeakMemory {
-    /// The amount in bytes.
-    pub bytes: u64,
-    /// Whether the worker itself had most of it: the processes that it has waited for count too, and had less.
-    pub is_own: bool,
 }
 
 #[derive(Debug)]

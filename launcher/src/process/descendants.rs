@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::posix::ProcessScanError;
 use crate::posix::Signal;
 use crate::process::{own_pid, signal_set};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -22,8 +23,7 @@ use rankrun_contract::rank::JobId;
 
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::proc::{
-    self, ProcessEnvironment, ProcessScanError, ProcessStat, absent_if_not_found, can_scan_processes,
-    parse_pid,
+    self, ProcessEnvironment, ProcessStat, absent_if_not_found, can_scan_processes, parse_pid,
 };
 use crate::process::reserve::with_reserve;
 

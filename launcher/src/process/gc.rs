@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use crate::posix::ProcessScanError;
 use crate::posix::Signal;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
@@ -25,8 +26,8 @@ use crate::process::attach::ABANDONED_WRAPPER_NAME;
 use crate::process::guard::AGENT_NAME;
 use crate::process::job_limit;
 use crate::process::proc::{
-    ProcessEnvironment, ProcessScanError, ProcessStat, absent_if_not_found, can_scan_processes,
-    displayed_command, parse_pid, signal_if_same_start,
+    ProcessEnvironment, ProcessStat, absent_if_not_found, can_scan_processes, displayed_command, parse_pid,
+    signal_if_same_start,
 };
 
 /// From SIGTERM to SIGKILL, and from there to giving up.

@@ -28,12 +28,12 @@ use rankrun_contract::rank::JobId;
 
 use crate::exit_code::ExitStatus;
 use crate::posix::Exit;
+use crate::posix::ProcessScanError;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{KillScope, kill_descendants};
 use crate::process::job_control::JobControl;
 use crate::process::job_limit;
 use crate::process::link::{self, GuardLink, LinkMessage, ToAgent, ToGuard};
-use crate::process::proc::ProcessScanError;
 use crate::process::signal::{HandledSignals, SignalInbox, SignalSender};
 use crate::process::watchdog::Watchdog;
 

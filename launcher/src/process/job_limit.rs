@@ -9,12 +9,13 @@
 use std::fs;
 
 use crate::posix::Pid;
+use crate::posix::ProcessScanError;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use uuid::Uuid;
 
 use rankrun_contract::rank::JobId;
 
-use crate::process::proc::{ProcessScanError, absent_if_not_found};
+use crate::process::proc::absent_if_not_found;
 
 /// How the limit is called in `/proc/PID/limits` (proc(5)).
 const LIMITS_ROW: &str = "Max file locks";

@@ -10,7 +10,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::process::child::PeakMemory;
+use crate::job_event::memory::OomEvidence;
+use crate::job_event::memory::PeakMemory;
 
 /// The kernel's OOM counters at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -284,27 +285,6 @@ impl OomLedger {
             (0, None) => OomEvidence::Unknown,
         }
     }
-}
-
-/// The counters' evidence about a worker's death by SIGKILL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OomEvidence {
-    /// The kernel killed a process of the job's cgroup for lack of memory.
-    InCgroup {
-        /// The limit that was reached, in bytes; without one the machine itself had no memory left.
-        limit: Option<u64>,
-        /// Whether each of the deaths has a kill that can be of no other known process.
-        is_certain: bool,
-    },
-    /// The kernel killed so many processes somewhere on the machine.
-    OnMachine {
-        /// The number of processes killed by the OOM killer.
-        count: u64,
-    },
-    /// The kernel killed no process for lack of memory.
-    NoKill,
-    /// The kernel shows no counter to this process.
-    Unknown,
 }
 
 #[cfg(test)]

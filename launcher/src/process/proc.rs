@@ -7,30 +7,20 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use nix::errno::Errno;
+use crate::posix::Errno;
+use crate::posix::ProcessScanError;
 
 use crate::posix::Signal;
 use crate::process::{kill, own_pid, parent_pid};
 
 use crate::posix::Pid;
 
-/// No descriptor or no memory is left to look at processes, so it is unknown which ones exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("cannot look at processes")]
-pub struct ProcessScanError(#[source] pub Errno);
-
-impl From<ProcessScanError> for io::Error {
-    fn from(ProcessScanError(errno): ProcessScanError) -> Self {
-        errno.into()
-    }
-}
-
 /// After any other refusal of the kernel the process counts as absent.
 pub(super) fn absent_if_not_found<T>(result: io::Result<T>) -> Result<Option<T>, ProcessScanError> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            Some(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(ProcessScanError(errno)),
+        Err(error) => match error.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(ProcessScanError(Errno(errno))),
             _ => Ok(None),
         },
     }
@@ -216,11 +206,11 @@ mod tests {
 
     #[test]
     fn lack_of_descriptors_or_memory_does_not_mean_process_gone() {
-        let read_error = |errno: Errno| absent_if_not_found::<()>(Err(errno.into()));
-        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
-            assert_eq!(read_error(errno), Err(ProcessScanError(errno)));
+        let read_error = |errno: i32| absent_if_not_found::<()>(Err(io::Error::from_raw_os_error(errno)));
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert_eq!(read_error(errno), Err(ProcessScanError(Errno(errno))));
         }
-        for errno in [Errno::ENOENT, Errno::ESRCH, Errno::EACCES] {
+        for errno in [libc::ENOENT, libc::ESRCH, libc::EACCES] {
             assert_eq!(read_error(errno), Ok(None));
         }
     }

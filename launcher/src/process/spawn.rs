@@ -209,8 +209,9 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::facts::{System, World};
+    use crate::facts::World;
     use crate::spec::{CliFlavor, SignalSpec};
+    use crate::system::System;
 
     #[test]
     fn cpu_mask_is_as_long_as_its_highest_cpu() {

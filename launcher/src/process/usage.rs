@@ -3,27 +3,14 @@
 
 use std::time::Duration;
 
+use crate::job_event::activity::RunState;
+use crate::posix::Errno;
 use crate::posix::Pid;
-use nix::errno::Errno;
+use crate::posix::ProcessScanError;
 
 use crate::process::descendants::filter_descendants;
-use crate::process::proc::{ProcessScanError, ProcessStat};
+use crate::process::proc::ProcessStat;
 use crate::process::reserve::with_reserve;
-
-/// The run state of a process and its descendants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunState {
-    /// One is on a CPU, or waits for one.
-    Running,
-    /// All processes sleep, and can be interrupted.
-    Waiting,
-    /// One process is in uninterruptible sleep in the kernel.
-    Uninterruptible,
-    /// One is stopped by a signal or a debugger.
-    Stopped,
-    /// The process has ended, and its parent has not reaped it.
-    Ended,
-}
 
 /// The sum over a process and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +58,11 @@ struct Units {
 
 fn tree_pids(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
     let in_time = |_, parent_is| {
-        if is_late() { Err(ProcessScanError(Errno::ETIME)) } else { Ok::<_, ProcessScanError>(parent_is) }
+        if is_late() {
+            Err(ProcessScanError(Errno(libc::ETIME)))
+        } else {
+            Ok::<_, ProcessScanError>(parent_is)
+        }
     };
     let found = filter_descendants(root, true, &in_time)?;
     Ok([root].into_iter().chain(found.into_iter().map(|found| found.pid)).collect())
@@ -140,6 +131,6 @@ mod tests {
         assert_eq!(tree_of(own, &|| false).map(|pids| pids[0]), Ok(own));
         // The test runner has no children, and a walk without one cannot be late: init has some.
         let late = tree_of(crate::process::parent_pid(), &|| true);
-        assert_eq!(late, Err(ProcessScanError(Errno::ETIME)));
+        assert_eq!(late, Err(ProcessScanError(Errno(libc::ETIME))));
     }
 }

@@ -9,6 +9,7 @@ use rankrun_contract::rank::NodeRank;
 use super::NodeName;
 use super::address::AddressError;
 use super::descriptor::Mismatch;
+use super::message::RendezvousFailure;
 use super::pickle::StateParseError;
 use super::port_owner::PortOwner;
 use super::unreached::Unreached;
@@ -16,6 +17,13 @@ use crate::io_thread::IoThreadError;
 use crate::process::process_limit_hint;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
+
+impl From<RendezvousError> for RendezvousFailure {
+    fn from(error: RendezvousError) -> Self {
+        let hint = error.hint();
+        Self::new(error, hint)
+    }
+}
 
 /// Why a rendezvous failed.
 #[derive(Debug, thiserror::Error)]

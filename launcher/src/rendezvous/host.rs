@@ -11,12 +11,12 @@ use nix::errno::Errno;
 use tokio::time::timeout;
 
 use crate::blocking::{BlockingCall, CallStep, call_on_thread};
-use crate::facts::short_hostname;
 use crate::rendezvous::address::{self, interfaces};
 use crate::rendezvous::port_owner::{is_listened_on, port_owner};
 use crate::spec::rendezvous::PortRange;
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
+use crate::system::short_hostname;
 
 /// Time limit of the name lookup by which a node guesses whether it hosts.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);

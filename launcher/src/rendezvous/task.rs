@@ -32,13 +32,13 @@ use rankrun_contract::rank::{LocalWorldSize, RestartCount};
 use crate::io_thread::IoThread;
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::lease_deadlines::LeaseDeadlines;
 use crate::rendezvous::{RendezvousCommand, RendezvousEvent, ShutdownKind};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
 use crate::store::StoreServer;
 
 use channel::{AgentChannel, TaskCommand, channels};
-pub use lease::LeaseDeadlines;
 use lease::{LeaseState, StoreContact};
 use plan::Plan;
 use rendezvous_task::RendezvousTask;

@@ -4,10 +4,11 @@ use bytesize::ByteSize;
 
 use rankrun_contract::rank::Rank;
 
+use crate::job_event::memory::OomEvidence;
+use crate::job_event::memory::PeakMemory;
 use crate::job_event::{ForeignKill, WorkerEnd};
 use crate::posix::Exit;
-use crate::process::child::PeakMemory;
-use crate::process::oom::{OomEvidence, OomKills};
+use crate::process::oom::OomKills;
 use crate::reporter::summary::FailureReport;
 
 const MIB: u64 = 1 << 20;

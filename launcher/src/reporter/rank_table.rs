@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
+use crate::job_event::activity::LastOutput;
+use crate::job_event::activity::RunState;
 use crate::job_event::rank_table::{JoinState, ProcessState, RankRow, RankTable};
-use crate::logs::last_output::LastOutput;
 use crate::plain::plain;
-use crate::process::usage::RunState;
 use crate::rendezvous::{NodeName, Round};
 use crate::reporter::rank_names::rank_names;
 use crate::spec::stop::StopReason;

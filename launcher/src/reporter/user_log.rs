@@ -7,8 +7,9 @@ use std::error::Error;
 use std::time::SystemTime;
 
 use crate::posix::Pid;
+use crate::spec::output_stream::OutputStream;
 
-use crate::console::{Console, OutputStream};
+use crate::console::Console;
 use crate::job_event::JobEvent;
 use crate::notice::Notice;
 use crate::plain::{plain, with_bidi_escaped};

@@ -15,9 +15,9 @@ use super::world::World;
 use crate::agent::leftovers::LeftoverStep;
 use crate::agent::message::{Action, Input, NotJoined, SweepResult};
 use crate::job_event::UninterruptibleWorker;
+use crate::job_event::activity::LastOutput;
+use crate::job_event::activity::RunState;
 use crate::job_event::rank_table::{JoinState, ProcessState, RankRow, RankTable};
-use crate::logs::last_output::LastOutput;
-use crate::process::usage::RunState;
 use crate::spec::stop::StopReason;
 
 /// How long the other nodes need something of this node.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::State;
 use crate::agent::message::Input;
 use crate::rendezvous::MembershipChange;
-use crate::rendezvous::task::LeaseDeadlines;
+use crate::rendezvous::lease_deadlines::LeaseDeadlines;
 
 impl State {
     fn open_lease(&self, lease: Option<LeaseDeadlines>) -> Option<LeaseDeadlines> {

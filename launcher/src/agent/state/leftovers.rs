@@ -15,7 +15,7 @@ use crate::agent::failure::Failure;
 use crate::agent::message::Action;
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
 use crate::job_event::JobEvent;
-use crate::process::proc::ProcessScanError;
+use crate::posix::ProcessScanError;
 use crate::spec::stop::{AfterStop, StopReason};
 
 /// After this time the processes may be listed again, where that has failed.

@@ -6,11 +6,9 @@
 use std::time::{Duration, Instant};
 
 use super::State;
-use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::leftovers::{LeftoverLimits, LeftoverStep, LeftoverWait};
 use crate::agent::message::{Action, Input, JobOutcome, SweepResult};
-use crate::agent::phase::{JobPhase, Shutdown, ShutdownStep};
-use crate::agent::watched_call::USUAL_WAIT;
+use crate::agent::phase::{FLUSH_TIMEOUT, JobPhase, Shutdown, ShutdownStep, USUAL_WAIT};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::job_event::ShutdownNotice;
 use crate::spec::CliFlavor;

@@ -11,14 +11,14 @@ use rankrun_contract::report::cut::{cut_text, is_cut_text};
 use super::WorkerGroup;
 use crate::agent::failure::Failure;
 use crate::agent::failure_context::{self, FailureContext};
-use crate::facts::short_hostname;
+use crate::job_event::activity::LastOutput;
 use crate::job_event::{ErrorFileInfo, LostPeer, WorkerEnd, lost_peer_phrase};
-use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
 use crate::rendezvous::{FailureNote, NodeName, WorkerFailure};
 use crate::reporter::log_space;
 use crate::reporter::memory::end_in_words;
+use crate::system::short_hostname;
 
 /// How long a failed worker's last lines are awaited if its output is held up.
 const OUTPUT_WAIT: Duration = Duration::from_millis(50);

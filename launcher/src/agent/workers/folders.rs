@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rankrun_contract::rank::RestartCount;
 
 use crate::blocking::CallStep;
-use crate::facts::short_hostname;
 use crate::logs::route::{Routes, StreamOwner, routes};
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{LogError, LogFiles};
 use crate::placement::Placement;
 use crate::spec::{LaunchSpec, LogDir};
+use crate::system::short_hostname;
 
 /// What the thread needs.
 pub(super) struct FolderRequest {

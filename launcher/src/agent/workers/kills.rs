@@ -5,10 +5,11 @@
 use std::time::{Instant, SystemTime};
 
 use super::WorkerGroup;
+use crate::job_event::memory::OomEvidence;
 use crate::job_event::{ForeignKill, WorkerEnd};
 use crate::posix::Exit;
 use crate::process::child::WorkerExit;
-use crate::process::oom::{OomEvidence, OomKills, SigkillDeaths};
+use crate::process::oom::{OomKills, SigkillDeaths};
 
 impl WorkerGroup {
     /// What is known of a foreign SIGKILL, for each of the workers that were reaped together with orphans that died

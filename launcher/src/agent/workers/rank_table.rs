@@ -10,8 +10,8 @@ use crate::posix::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::WorkerGroup;
+use crate::job_event::activity::LastOutput;
 use crate::job_event::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
-use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::proc::can_scan_processes;
 use crate::process::sockets::ConnectedSockets;

@@ -127,7 +127,7 @@ fn generated_run_id_is_marked() {
         // A probe would be this test.
         let environment =
             vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
-        let facts = Facts::new(environment, Box::new(crate::facts::System::SILENT));
+        let facts = Facts::new(environment, Box::new(crate::system::System::SILENT));
         match crate::cli::interpret(&argv, &facts).unwrap() {
             Command::Explain(explain) => (explain.run_id, explain.notices.len()),
             other => panic!("{other:?}"),

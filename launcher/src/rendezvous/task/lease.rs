@@ -7,25 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::process::watchdog::Watchdog;
-
-/// The deadlines of the workers, by the last acknowledged heartbeat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseDeadlines {
-    /// Without another acknowledged heartbeat by then, the workers are to be stopped.
-    pub stop_at: Instant,
-    /// All workers must have ended by then: the others declare this node dead.
-    pub kill_by: Instant,
-}
-
-impl LeaseDeadlines {
-    /// By a heartbeat that was sent at this time.
-    ///
-    /// One heartbeat may be late by several attempts to send it, and the next comes a fifth of the lease later. The last
-    /// part is for the kernel, which takes time to end a large process.
-    pub(super) fn of(sent: Instant, lease: Duration) -> Self {
-        Self { stop_at: sent + lease * 7 / 10, kill_by: sent + lease * 19 / 20 }
-    }
-}
+use crate::rendezvous::lease_deadlines::LeaseDeadlines;
 
 /// Time of the store's last answer, and the round trip to the store. Shared by the task and the handle.
 #[derive(Debug, Clone)]

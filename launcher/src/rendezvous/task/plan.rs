@@ -5,13 +5,13 @@ use std::time::Duration;
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, RestartCount, RunId};
 
-use crate::facts::short_hostname;
 use crate::rendezvous::address::loopback;
 use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
 use crate::rendezvous::host::StoreEndpoint;
 use crate::rendezvous::keys::RendezvousKeys;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::{RendezvousSpec, StoreHost};
+use crate::system::short_hostname;
 
 use super::Setup;
 use super::rendezvous_task::random;

@@ -1,0 +1,4 @@
+//! Words and scripts for a POSIX shell. Pure.
+
+pub mod quote;
+pub mod script;
