@@ -21,9 +21,9 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rankrun::device::ProbeScope;
-use rankrun::device::probe::PROBE_ARGUMENT;
-use rankrun::process::probe;
+use rankrun_core::device::ProbeScope;
+use rankrun_host::device_probe::PROBE_ARGUMENT;
+use rankrun_host::process::probe;
 
 use common::{RANKRUN, median, torchrun};
 

@@ -29,11 +29,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun::rendezvous::task::{NetworkRendezvous, Setup};
-use rankrun::rendezvous::{RendezvousCommand, RendezvousEvent, Round, ShutdownKind};
-use rankrun::spec::RendezvousSpec;
-use rankrun::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, RestartCount, RunId};
+use rankrun_core::rendezvous::{RendezvousCommand, Round, ShutdownKind};
+use rankrun_core::spec::RendezvousSpec;
+use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
+use rankrun_host::rendezvous::RendezvousEvent;
+use rankrun_host::rendezvous::task::{NetworkRendezvous, Setup};
 
 use common::{median, torchrun};
 

@@ -22,7 +22,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use rankrun::store::StoreServer;
+use rankrun_host::store::StoreServer;
 
 const DEFAULT_ROUNDS: usize = 5;
 

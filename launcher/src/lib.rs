@@ -3,67 +3,10 @@
 //! | room | what it does |
 //! |---|---|
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
-//! | [`explain`] | the plan of a launch, without its effects |
-//! | [`inspect`] | `devices` and `topo` |
-//! | [`control`] | the control socket of a running job, and the commands that use it |
-//! | [`gc`] | finds and ends leftover processes of dead jobs |
-//! | `litter` | finds and removes leftover files and folders |
-//! | [`device`] | which accelerators, in which order |
-//! | [`device_assignment`] | how many workers, and which device each has |
-//! | [`placement`] | rank → device and variables |
-//! | [`worker_command`] | the argv and the environment of one worker |
-//! | [`rendezvous`] | which nodes take part, in which order |
-//! | [`store`] | the key-value store of workers and agents |
-//! | [`process`] | the only place that forks, signals and waits |
-//! | [`program`] | finds a program as `execvp` does |
-//! | [`agent`] | the only owner of the job's state |
-//! | `blocking` | calls that may never return, off the loops |
-//! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
-//! | [`job_event`] | what the agent tells the user, as plain data |
-//! | [`logs`] | the workers' output |
-//! | [`plain`] | control characters of foreign text, escaped |
-//! | [`posix`] | pids, signals and exits, as plain data |
-//! | [`notice`] | lines that are printed once, before the workers start |
-//! | [`console`] | the only writer of the terminal |
-//! | [`reporter`] | every message to the user |
-//! | [`regular_file`] | opens regular files, and refuses all others |
-//! | [`shell`] | words and scripts for a POSIX shell |
-//! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
 
-pub mod agent;
-pub mod blocking;
 pub mod cli;
-pub mod console;
-pub mod control;
-pub mod device;
-pub mod device_assignment;
-pub mod error;
-pub mod error_chain;
-pub mod exit_code;
-pub mod explain;
-pub mod facts;
-pub mod gc;
-pub mod inspect;
-pub mod io_thread;
-pub mod job_event;
-mod litter;
-pub mod logs;
-pub mod notice;
-pub mod placement;
-pub mod plain;
-pub mod posix;
-pub mod process;
-pub mod program;
-pub mod regular_file;
-pub mod rendezvous;
-pub mod reporter;
-pub mod shell;
-pub mod shim;
-pub mod spec;
-pub mod store;
-pub mod system;
-pub mod template;
-pub mod worker_command;
+#[cfg(test)]
+mod explain_tests;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -77,34 +20,37 @@ use nix::sys::signal::SigSet;
 use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
-use crate::agent::AgentSetup;
-use crate::blocking::BlockingCall;
 use crate::cli::{Attach, CliError, Command, Launch};
-use crate::console::{Console, Cursor};
-use crate::control::folder::RuntimeFolders;
-use crate::error::LaunchError;
-use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
-use crate::explain::{ExplainRequest, Style};
-use crate::facts::{Facts, StandardStream};
-use crate::inspect::InspectRequest;
-use crate::process::attach::ATTACH;
-use crate::process::guard::{self, ForkSide, Guard, GuardEnd};
-use crate::process::heap;
-use crate::process::inherited;
-use crate::process::job_limit;
-use crate::process::link::{GuardLink, ToGuard};
-use crate::process::parent_pid;
-use crate::process::probe::{self, TellOfWait};
-use crate::process::proc::{can_scan_processes, proc_is_mounted};
-use crate::process::reserve;
-use crate::process::signal::{self, HandledSignals, raise_with_default_action};
-use crate::process::spawn::InheritedState;
-use crate::process::watchdog::Watchdog;
-use crate::reporter::program::foreign_python;
-use crate::reporter::user_log::UserLog;
-use crate::shim::ShimRequest;
-use crate::spec::{CliFlavor, LaunchSpec};
-use crate::system::gather_facts;
+use rankrun_core::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
+use rankrun_core::facts::{Facts, StandardStream};
+use rankrun_core::gc;
+use rankrun_core::spec::{CliFlavor, LaunchSpec};
+use rankrun_host::agent::AgentSetup;
+use rankrun_host::blocking::BlockingCall;
+use rankrun_host::console::{Console, Cursor};
+use rankrun_host::control::folder::RuntimeFolders;
+use rankrun_host::error::LaunchError;
+use rankrun_host::process::attach::ATTACH;
+use rankrun_host::process::guard::{self, ForkSide, Guard, GuardEnd};
+use rankrun_host::process::heap;
+use rankrun_host::process::inherited;
+use rankrun_host::process::job_limit;
+use rankrun_host::process::link::{GuardLink, ToGuard};
+use rankrun_host::process::parent_pid;
+use rankrun_host::process::probe::{self, TellOfWait};
+use rankrun_host::process::proc::{can_scan_processes, proc_is_mounted};
+use rankrun_host::process::reserve;
+use rankrun_host::process::signal::{self, HandledSignals, raise_with_default_action};
+use rankrun_host::process::spawn::InheritedState;
+use rankrun_host::process::watchdog::Watchdog;
+use rankrun_host::reporter::program::foreign_python;
+use rankrun_host::reporter::user_log::UserLog;
+use rankrun_host::system::gather_facts;
+use rankrun_host::{agent, process, reporter};
+use rankrun_tools::explain::{ExplainRequest, Style};
+use rankrun_tools::inspect::InspectRequest;
+use rankrun_tools::shim::ShimRequest;
+use rankrun_tools::{control, explain, inspect, litter, shim};
 
 /// The guard waits no longer for the file system of the folder that a killed agent has left.
 const CONTROL_FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -273,7 +219,10 @@ fn run_control(command: &control::command::ControlCommand, facts: &Facts) -> Exi
     };
     match control::command::run(command, facts, output_style(facts), &write) {
         Ok(status) => exit_with(status),
-        Err(error) => reporter::report_control_error(&error),
+        Err(error) => {
+            let _ = reporter::report_error(&error, Some(error.hint()));
+            ExitCode::from(error.exit_code())
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rankrun::store::StoreServer;
 use rankrun_contract::store::protocol::HANDSHAKE;
+use rankrun_host::store::StoreServer;
 
 /// The server looks ten times a second whether it can accept.
 const TWO_LOOKS: Duration = Duration::from_millis(250);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use harness::{Launch, Name, checkout, example, is_rankrun};
-use rankrun::exit_code;
+use rankrun_core::exit_code;
 
 /// The launcher's subcommands.
 const SUBCOMMANDS: [&str; 9] =

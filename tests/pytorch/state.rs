@@ -4,8 +4,8 @@ use std::io::Write;
 use std::process::Stdio;
 
 use harness::Random;
-use rankrun::rendezvous::pickle;
-use rankrun::rendezvous::state::{Node, RendezvousState, Timestamp};
+use rankrun_core::rendezvous::pickle;
+use rankrun_core::rendezvous::state::{Node, RendezvousState, Timestamp};
 
 use crate::python_script;
 

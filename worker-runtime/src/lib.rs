@@ -19,6 +19,7 @@
 //! Everything blocks, without an async runtime. Threads are started only by an [`AsyncGroup`], by
 //! [`DataParallel`] while it computes, and by groups on GPUs. Without a launcher a program runs as a world of
 //! one; [`ThreadGroup`] makes a world of threads, for tests.
+#![warn(missing_docs)]
 
 mod backtrace;
 pub mod checkpoint;

@@ -7,8 +7,8 @@ use clap::Arg;
 
 use super::option::{Kind, LaunchOption, options};
 use super::settings::CommandLine;
-use crate::notice::Notice;
-use crate::spec::CliFlavor;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::CliFlavor;
 
 /// Options that programs have too: behind the entrypoint they are the program's.
 const COMMON: &[&str] = &[

@@ -7,7 +7,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::error::{CliError, Origin, SettingError};
 use super::settings::{Setting, Settings};
-use crate::process::attach::ATTACH;
+use rankrun_host::process::attach::ATTACH;
 
 /// What the wrapper of a worker that was started by hand is told.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,9 +14,9 @@ use clap_complete::{Shell as ShellOfClap, generate};
 
 use super::option::{Kind, LaunchOption, options};
 use super::subcommand;
-use crate::control::folder::RuntimeFolders;
-use crate::facts::Facts;
-use crate::spec::CliFlavor;
+use rankrun_core::facts::Facts;
+use rankrun_core::spec::CliFlavor;
+use rankrun_host::control::folder::RuntimeFolders;
 
 /// Names the shell whose script asks.
 const VARIABLE: &str = "RANKRUN_COMPLETE";

@@ -21,10 +21,10 @@ use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin};
 use super::option::{Kind, LaunchOption, find_option, options};
 use super::settings::Setting;
 use super::suggest::{nearest_of, option_for_foreign};
-use crate::facts::Facts;
-use crate::regular_file;
-use crate::spec::CliFlavor;
-use crate::spec::stop::GraceCause;
+use rankrun_core::facts::Facts;
+use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::stop::GraceCause;
+use rankrun_host::regular_file;
 
 /// More than any such file has.
 const MOST_BYTES: u64 = 1 << 20;

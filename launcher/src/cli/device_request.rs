@@ -10,13 +10,13 @@ use super::python_text::parse_int;
 use super::resolve::refused;
 use super::scheduler::find_step;
 use super::settings::{Setting, Settings};
-use crate::device::DeviceType;
-use crate::device::selector::Selector;
-use crate::device_assignment::{DeviceAssignment, DeviceError, NodeFacts, assign_devices};
-use crate::facts::Facts;
-use crate::notice::Notice;
-use crate::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
-use crate::spec::{CliFlavor, Unhealthy, Verbosity};
+use rankrun_core::device::DeviceType;
+use rankrun_core::device::selector::Selector;
+use rankrun_core::device_assignment::{DeviceAssignment, DeviceError, NodeFacts, assign_devices};
+use rankrun_core::facts::Facts;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
+use rankrun_core::spec::{CliFlavor, Unhealthy, Verbosity};
 
 /// The largest number of processes on Linux (`PID_MAX_LIMIT`).
 const MAX_WORKERS: i128 = 4_194_304;

@@ -15,11 +15,11 @@ use super::python::choose_python;
 use super::settings::{CommandLine, Settings};
 use super::shebang::{LONGEST_LINE, starts_launcher};
 use super::suggest::{answer_to_command, nearest_of};
-use crate::facts::{Facts, FileKind, Permission};
-use crate::notice::{IgnoredBecause, Notice};
-use crate::process::exec_problem::noexec_hint;
-use crate::program::{ProgramProblem, find_program};
-use crate::spec::{CliFlavor, Entrypoint};
+use rankrun_core::facts::{Facts, FileKind, Permission};
+use rankrun_core::notice::{IgnoredBecause, Notice};
+use rankrun_core::spec::{CliFlavor, Entrypoint};
+use rankrun_host::process::exec_problem::noexec_hint;
+use rankrun_host::program::{ProgramProblem, find_program};
 
 /// Decides between script, module and program, and checks that it is there.
 ///

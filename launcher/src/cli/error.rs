@@ -18,11 +18,11 @@ use super::option::{Family, Kind, LaunchOption, argparse_name};
 use super::subcommand::options_of;
 use super::suggest::{help_topic_hint, similar_option_of, unknown_options_hint};
 use super::torchrun;
-use crate::device_assignment::DeviceError;
-use crate::exit_code;
-use crate::plain::is_bidi_control;
-use crate::spec::CliFlavor;
-pub use crate::spec::setting::{FilePlace, Origin};
+use rankrun_core::device_assignment::DeviceError;
+use rankrun_core::exit_code;
+use rankrun_core::plain::is_bidi_control;
+use rankrun_core::spec::CliFlavor;
+pub use rankrun_core::spec::setting::{FilePlace, Origin};
 
 mod advice;
 mod config;

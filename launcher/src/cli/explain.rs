@@ -10,10 +10,10 @@ use super::option::{Kind, LaunchOption, options};
 use super::settings::{CommandLine, Parsed, Setting, Settings, WrittenOption, merge, parse, variable};
 use super::subcommand::find_subcommand;
 use super::{Command, launch};
-use crate::explain::{ExplainForm, ExplainRequest, Origins, RunIdLife};
-use crate::facts::Facts;
-use crate::spec::CliFlavor;
-use crate::spec::stop::GraceCause;
+use rankrun_core::facts::Facts;
+use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::stop::GraceCause;
+use rankrun_tools::explain::{ExplainForm, ExplainRequest, Origins, RunIdLife};
 
 /// Where the options of a launch were said.
 fn origins_of(line: &CommandLine, facts: &Facts) -> Result<Origins, CliError> {

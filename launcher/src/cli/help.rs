@@ -5,7 +5,7 @@ use clap::{Arg, Command};
 use super::option::options;
 use super::subcommand;
 use super::torchrun;
-use crate::spec::CliFlavor;
+use rankrun_core::spec::CliFlavor;
 
 /// The width where the terminal's is unknown or larger.
 const WIDTH: usize = 100;

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::posix::Signal;
+use rankrun_core::posix::Signal;
 
 use super::contradiction::{refuse_pair, shown};
 use super::error::{CliError, Expected, Problem, SettingError};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use super::values::{parse_signal, parse_time, time};
-use crate::notice::Notice;
-use crate::spec::stop::{EarlyWarning, TimeLimit};
-use crate::spec::{RendezvousSpec, StoreHost};
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::stop::{EarlyWarning, TimeLimit};
+use rankrun_core::spec::{RendezvousSpec, StoreHost};
 
 /// As with Slurm's `--signal`.
 const DEFAULT_WARNING: Duration = Duration::from_secs(60);
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Command, interpret};
-    use crate::facts::fake::FakeWorld;
+    use rankrun_core::facts::fake::FakeWorld;
 
     fn limit(
         words: &[&str],

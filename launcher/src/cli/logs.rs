@@ -8,11 +8,11 @@ use super::option::OptionValue;
 use super::python_text::parse_int;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use crate::facts::{Facts, FileKind, Permission};
-use crate::logs::error_folder::temporary_folders;
-use crate::notice::{IgnoredBecause, Notice};
-use crate::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
+use rankrun_core::facts::{Facts, FileKind, Permission};
+use rankrun_core::notice::{IgnoredBecause, Notice};
+use rankrun_core::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
+use rankrun_host::logs::error_folder::temporary_folders;
 
 /// torch's default for the prefix template.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";

@@ -43,7 +43,7 @@ fn preformatted(roff: &mut Roff, text: &str) {
 mod tests {
     use super::*;
     use crate::cli::option::{LaunchOption, options};
-    use crate::spec::CliFlavor;
+    use rankrun_core::spec::CliFlavor;
 
     /// `RANKRUN_UPDATE=1` writes the wheel's page anew.
     #[test]

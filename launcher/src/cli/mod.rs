@@ -50,14 +50,14 @@ use std::path::Path;
 pub use by_hand::Attach;
 pub use error::{CliError, SettingError, UsageError};
 
-use crate::control::command::ControlCommand;
-use crate::explain::ExplainRequest;
-use crate::facts::Facts;
-use crate::gc::GcRequest;
-use crate::inspect::InspectRequest;
-use crate::notice::Notice;
-use crate::shim::ShimRequest;
-use crate::spec::{CliFlavor, LaunchSpec, Verbosity};
+use rankrun_core::facts::Facts;
+use rankrun_core::gc::GcRequest;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::{CliFlavor, LaunchSpec, Verbosity};
+use rankrun_tools::control::command::ControlCommand;
+use rankrun_tools::explain::ExplainRequest;
+use rankrun_tools::inspect::InspectRequest;
+use rankrun_tools::shim::ShimRequest;
 use settings::{Parsed, parse};
 
 /// What the command line asks for.

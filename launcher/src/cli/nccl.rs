@@ -25,7 +25,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Command, interpret};
-    use crate::facts::fake::FakeWorld;
+    use rankrun_core::facts::fake::FakeWorld;
 
     fn library(words: &[&str], environment: &[(&str, &str)]) -> Result<Option<PathBuf>, CliError> {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();

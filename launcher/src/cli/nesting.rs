@@ -12,9 +12,9 @@ use std::path::Path;
 use rankrun_contract::env::{NESTING, RUN_ID};
 
 use super::error::CliError;
-use crate::facts::Facts;
-use crate::rendezvous::checksum;
-use crate::spec::Entrypoint;
+use rankrun_core::facts::Facts;
+use rankrun_core::rendezvous::keys::checksum;
+use rankrun_core::spec::Entrypoint;
 
 /// More launches of one entrypoint inside one another are refused.
 const MOST: u32 = 3;
@@ -122,7 +122,7 @@ impl Nesting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::fake::FakeWorld;
+    use rankrun_core::facts::fake::FakeWorld;
 
     const SCRIPT: &str = "/job/train";
 

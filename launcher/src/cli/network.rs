@@ -5,12 +5,12 @@ use rankrun_contract::env;
 use super::error::{CliError, Expected};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use crate::device::DeviceType;
-use crate::device::worker_device::WorkerDevice;
-use crate::facts::Facts;
-use crate::spec::CliFlavor;
-use crate::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
 use bytesize::ByteSize;
+use rankrun_core::device::DeviceType;
+use rankrun_core::device::worker_device::WorkerDevice;
+use rankrun_core::facts::Facts;
+use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
 
 /// What a job of a few thousand workers needs for its own keys.
 const SMALLEST_STORE: ByteSize = ByteSize(1 << 20);
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Command, Launch, interpret};
-    use crate::facts::fake::FakeWorld;
+    use rankrun_core::facts::fake::FakeWorld;
 
     fn launch(words: &[&str], environment: &[(&str, &str)]) -> Result<Launch, CliError> {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();

@@ -14,11 +14,11 @@ use super::completion::{Shell, TORCHRUN_SHELLS, torchrun_shell};
 use super::python_text::{parse_float, parse_int};
 use super::rankrun::RankrunArgs;
 use super::torchrun::TorchrunArgs;
-use crate::device::affinity::NumaBinding;
-use crate::device::order::DeviceOrder;
-use crate::device::{DeviceType, Visibility};
-use crate::spec::stop::StopTarget;
-use crate::spec::{CliFlavor, StdinPolicy};
+use rankrun_core::device::affinity::NumaBinding;
+use rankrun_core::device::order::DeviceOrder;
+use rankrun_core::device::{DeviceType, Visibility};
+use rankrun_core::spec::stop::StopTarget;
+use rankrun_core::spec::{CliFlavor, StdinPolicy};
 
 /// Which values an option takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::error::{CliError, SettingError};
 use super::settings::{Setting, Settings};
-use crate::spec::EventLog;
+use rankrun_core::spec::EventLog;
 
 /// Where torch's events go. torchrun notices an unknown handler only once it has an event.
 ///

@@ -9,9 +9,9 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, Origin, SettingError};
-use crate::facts::Facts;
-use crate::notice::{Notice, PythonSource};
-use crate::program::{find_program, folder_of_launcher};
+use rankrun_core::facts::Facts;
+use rankrun_core::notice::{Notice, PythonSource};
+use rankrun_host::program::{find_program, folder_of_launcher};
 
 const NAMES: [&str; 2] = ["python", "python3"];
 

@@ -8,10 +8,10 @@ use clap::{ArgAction, Args};
 use super::help::heading::{ADVANCED, DEVICES, NODES, OUTPUT, RESTARTS, STOPPING, WORKERS};
 use super::option::{Flag, OptionValue};
 use super::torchrun::TorchrunArgs;
-use crate::device::order::DeviceOrder;
-use crate::device::{DeviceType, Visibility};
-use crate::spec::StdinPolicy;
-use crate::spec::stop::StopTarget;
+use rankrun_core::device::order::DeviceOrder;
+use rankrun_core::device::{DeviceType, Visibility};
+use rankrun_core::spec::StdinPolicy;
+use rankrun_core::spec::stop::StopTarget;
 
 /// The options of rankrun.
 #[derive(Debug, Clone, Default, Args)]

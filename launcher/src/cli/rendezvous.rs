@@ -17,9 +17,9 @@ use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
 use super::error::{CliError, Expected, Origin, Problem, SettingError, hint_for_port_in_host};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use crate::notice::{IgnoredBecause, Notice};
-use crate::spec::rendezvous::{NodeRange, RoundTimes};
-use crate::spec::{CliFlavor, RendezvousSpec};
+use rankrun_core::notice::{IgnoredBecause, Notice};
+use rankrun_core::spec::rendezvous::{NodeRange, RoundTimes};
+use rankrun_core::spec::{CliFlavor, RendezvousSpec};
 
 /// `1` here: worker rank 0 opens the store instead of the agent.
 const WORKER_STORE_VARIABLE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";

@@ -27,11 +27,11 @@ use super::settings::{CommandLine, Setting, Settings, WrittenOption, flag_is_not
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
-use crate::facts::Facts;
-use crate::notice::{IgnoredBecause, Notice};
-use crate::spec::rendezvous::{NetworkSpec, NodeRange};
-use crate::spec::stop::StopTarget;
-use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults};
+use rankrun_core::facts::Facts;
+use rankrun_core::notice::{IgnoredBecause, Notice};
+use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange};
+use rankrun_core::spec::stop::StopTarget;
+use rankrun_core::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.

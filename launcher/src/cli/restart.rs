@@ -5,7 +5,7 @@ mod coverage;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::posix::Signal;
+use rankrun_core::posix::Signal;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank};
 
@@ -16,9 +16,9 @@ use super::option::OptionValue;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use super::values::{parse_signal, time};
-use crate::facts::Facts;
-use crate::notice::Notice;
-use crate::spec::restart::{
+use rankrun_core::facts::Facts;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::restart::{
     Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
 };
 

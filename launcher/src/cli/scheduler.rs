@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 
 use super::nesting::is_inside_worker;
-use crate::facts::Facts;
+use rankrun_core::facts::Facts;
 
 /// What started the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

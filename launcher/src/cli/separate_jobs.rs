@@ -8,9 +8,9 @@ use super::error::CliError;
 use super::option::{Kind, LaunchOption};
 use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
 use super::settings::{CommandLine, Settings, WrittenOption};
-use crate::notice::{Notice, SeparateJobs};
-use crate::shell::quote::{for_people, for_shell};
-use crate::spec::CliFlavor;
+use rankrun_core::notice::{Notice, SeparateJobs};
+use rankrun_core::shell::quote::{for_people, for_shell};
+use rankrun_core::spec::CliFlavor;
 
 /// What the line for one job says anew.
 const OF_NODES: [&str; 8] = [

@@ -17,9 +17,9 @@ use super::normalise::{Refusal, normalise};
 use super::option::{Family, FromText, Kind, LaunchOption, OptionValue, command, find_option, options};
 use super::python_text::parse_int;
 use super::rankrun::RankrunArgs;
-use crate::facts::Facts;
-use crate::spec::CliFlavor;
-pub(super) use crate::spec::setting::Setting;
+use rankrun_core::facts::Facts;
+use rankrun_core::spec::CliFlavor;
+pub(super) use rankrun_core::spec::setting::Setting;
 
 /// An option as it was written; a flag's text is empty.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use std::str::FromStr;
 
-use crate::posix::Signal;
+use rankrun_core::posix::Signal;
 
 use super::error::CliError;
 use super::settings::{Setting, Settings};
-use crate::notice::{Notice, SignalProblem};
-use crate::spec::{CliFlavor, SignalSpec};
+use rankrun_core::notice::{Notice, SignalProblem};
+use rankrun_core::spec::{CliFlavor, SignalSpec};
 
 /// Signals that schedulers and users send to a job to tell it something; a launcher that dies of them takes the
 /// workers with it.
@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Command, interpret};
-    use crate::facts::fake::FakeWorld;
+    use rankrun_core::facts::fake::FakeWorld;
 
     fn signals(words: &[&str], environment: &[(&str, &str)]) -> (SignalSpec, Vec<String>) {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();

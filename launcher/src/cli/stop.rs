@@ -10,8 +10,8 @@ use super::python_text::{parse_float, parse_int};
 use super::resolve::refused;
 use super::settings::{Setting, Settings, WrittenOption};
 use super::values::{parse_time, time};
-use crate::spec::CliFlavor;
-use crate::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
+use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
 
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// Long enough for uploads at the end of a run.

@@ -13,7 +13,7 @@ pub(super) use interpret::{find_subcommand, interpret, is_query};
 use super::completion::Shell;
 use super::option::FromText;
 use super::python_text::parse_float;
-use crate::device::DeviceType;
+use rankrun_core::device::DeviceType;
 
 /// Less would keep a driver busy.
 const SHORTEST_INTERVAL: f64 = 0.1;

@@ -8,11 +8,11 @@ use super::help;
 use super::nesting::is_inside_worker;
 use super::option::{LaunchOption, find_option, options};
 use super::subcommand::{self, options_of};
-use crate::facts::Facts;
-use crate::notice::Notice;
-use crate::shim::SWITCH;
-use crate::spec::CliFlavor;
 use clap::{Arg, Command};
+use rankrun_core::facts::Facts;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::CliFlavor;
+use rankrun_tools::shim::SWITCH;
 
 /// More than these are no answer.
 const MOST_ANSWERS: usize = 4;

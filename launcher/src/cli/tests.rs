@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use rankrun_contract::rank::{LocalRank, RestartCount, RunId};
 
 use super::*;
-use crate::facts::fake::FakeWorld;
-use crate::spec::{Entrypoint, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams};
+use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::spec::{Entrypoint, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams};
 
 mod options;
 

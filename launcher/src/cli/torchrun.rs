@@ -7,7 +7,7 @@ use clap::{ArgAction, Args};
 use super::completion::Shell;
 use super::help::heading::{COMPATIBILITY, DEVICES, NODES, OUTPUT, RESTARTS, STOPPING, WORKERS};
 use super::option::{Flag, OptionValue, StartMethod};
-use crate::device::affinity::NumaBinding;
+use rankrun_core::device::affinity::NumaBinding;
 
 /// The usage that torchrun prints before an error.
 pub(super) const USAGE: &str = include_str!("torchrun_usage.txt");

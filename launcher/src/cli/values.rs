@@ -3,14 +3,14 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::posix::Signal;
+use rankrun_core::posix::Signal;
 
 use super::error::{CliError, Expected};
 use super::option::OptionValue;
 use super::python_text::parse_float;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use crate::spec::MAX_DURATION;
+use rankrun_core::spec::MAX_DURATION;
 
 /// humantime knows months and years; `5M` is more likely a slip for minutes.
 const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];

@@ -132,7 +132,7 @@ const RENDEZVOUS: [&str; 18] = [
     "mixed",
 ];
 
-const CONFORMANCE: &str = "launcher/src/store/tests/conformance.rs";
+const CONFORMANCE: &str = "launcher/host/src/store/tests/conformance.rs";
 const TORCHS_CLIENTS: &str = "tests/pytorch/store.rs";
 
 /// Driven from outside the launcher: with raw bytes, and with torch's own clients.
@@ -156,7 +156,7 @@ const STORE: [(&str, Tested); 17] = [
     (
         "many",
         By {
-            file: "launcher/src/store/tests/abuse.rs",
+            file: "launcher/host/src/store/tests/abuse.rs",
             test: "one_thousand_clients_are_answered_within_two_seconds",
         },
     ),

@@ -4,7 +4,7 @@
 //! reads another protocol.
 
 use harness::{Fleet, Gate, Name, Outcome, fixture, is_rankrun};
-use rankrun::rendezvous::descriptor::PROTOCOL;
+use rankrun_core::rendezvous::descriptor::PROTOCOL;
 
 use super::{ENDPOINT, LEASE, Team, assert_all_succeed, c10d, static_launch};
 

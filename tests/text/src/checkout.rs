@@ -11,6 +11,17 @@ use crate::source::Source;
 const SKIPPED: [&str; 6] =
     ["target", "proptest-regressions", "node_modules", "__pycache__", "venv", "shared"];
 
+/// The packages that users run; one within another comes first.
+pub const PACKAGES: [&str; 7] = [
+    "worker-runtime/adapters/candle",
+    "worker-runtime/contract",
+    "worker-runtime",
+    "launcher/core",
+    "launcher/host",
+    "launcher/tools",
+    "launcher",
+];
+
 /// A Rust file.
 #[derive(Debug)]
 pub struct RustFile {
@@ -38,21 +49,19 @@ impl RustFile {
         !self.is_test && !self.test_lines.iter().any(|lines| lines.contains(&line))
     }
 
-    /// The room: three folders deep below a `src`, else two.
+    /// The room: the folder below a `src`, else two folders deep.
     #[must_use]
     pub fn room(&self) -> String {
         let folder = self.path.rsplit_once('/').map_or("", |(folder, _)| folder);
         let parts: Vec<_> = folder.split('/').collect();
-        let depth = if parts.get(1) == Some(&"src") { 3 } else { 2 };
+        let depth = parts.iter().position(|part| *part == "src").filter(|at| *at < 3).map_or(2, |at| at + 2);
         parts[..depth.min(parts.len())].join("/")
     }
 
     /// The package that users run, if this is a file of one.
     #[must_use]
     pub fn package(&self) -> Option<&'static str> {
-        let packages =
-            ["worker-runtime/adapters/candle", "worker-runtime/contract", "worker-runtime", "launcher"];
-        packages.into_iter().find(|package| self.path.starts_with(&format!("{package}/")))
+        PACKAGES.into_iter().find(|package| self.path.starts_with(&format!("{package}/")))
     }
 }
 
@@ -151,16 +160,16 @@ mod self_test {
     fn file_declared_under_cfg_test_is_a_test_with_its_folder() {
         let files = rust_files(&root());
         let of = |path: &str| files.iter().find(|file| file.path == path).map(|file| file.is_test);
-        assert_eq!(of("launcher/src/agent/simulation/world.rs"), Some(true));
+        assert_eq!(of("launcher/core/src/agent/simulation/world.rs"), Some(true));
         assert_eq!(of("launcher/src/main.rs"), Some(false));
     }
 
     #[test]
     fn room_is_the_folder_below_the_source() {
         let room = |path: &str| RustFile::new(path, "").room();
-        assert_eq!(room("launcher/src/agent/state/start.rs"), "launcher/src/agent");
+        assert_eq!(room("launcher/core/src/agent/state/start.rs"), "launcher/core/src/agent");
         assert_eq!(room("launcher/src/main.rs"), "launcher/src");
         assert_eq!(room("tests/e2e/nodes/firewalls.rs"), "tests/e2e");
-        assert_eq!(room("worker-runtime/contract/src/env.rs"), "worker-runtime/contract");
+        assert_eq!(room("worker-runtime/contract/src/env.rs"), "worker-runtime/contract/src");
     }
 }

@@ -3,6 +3,7 @@
 //! Ranks, environment variables, the bytes of the store's protocol, the store as a state machine and the
 //! worker's error file. Everything here is pure: no file, socket, clock or environment is touched, so the
 //! launcher, the worker runtime and every test share one meaning of each byte.
+#![warn(missing_docs)]
 
 pub mod device;
 pub mod env;

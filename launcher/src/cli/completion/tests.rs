@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command as Process, Stdio};
 
 use super::*;
-use crate::facts::fake::FakeWorld;
+use rankrun_core::facts::fake::FakeWorld;
 
 /// What the shell prints for this input; nothing where it is not installed.
 fn ask(shell: &str, arguments: &[&str], input: &str) -> Option<String> {

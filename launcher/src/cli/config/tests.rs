@@ -5,11 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cli::{Command, Launch, interpret};
-use crate::facts::fake::FakeWorld;
-use crate::spec::RendezvousSpec;
-use crate::spec::rendezvous::PortRange;
-use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 use bytesize::ByteSize;
+use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::spec::RendezvousSpec;
+use rankrun_core::spec::rendezvous::PortRange;
+use rankrun_core::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 
 const FILE: &str = r#"
 # A job that runs for weeks.
@@ -81,7 +81,7 @@ fn config_file_sets_launch_options() {
     assert_eq!((backoff.delay.as_secs(), backoff.factor, backoff.jitter), (10, 1.5, 0.25));
     assert_eq!(spec.restart.window.map(|window| window.as_secs()), Some(3_600));
     assert_eq!(spec.restart.reset_after.map(|enough| enough.as_secs()), Some(1_800));
-    assert_eq!(launch("", &[]).verbosity, crate::spec::Verbosity::Info);
+    assert_eq!(launch("", &[]).verbosity, rankrun_core::spec::Verbosity::Info);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn command_line_and_variables_override_config_file() {
     assert_eq!(rules.len(), 1, "rules are one value");
     assert_eq!(launch("--max-restarts 0", &[]).spec.max_restarts.0, 0, "to look at a failure, say");
     let verbosity = launch("", &[("RANKRUN_VERBOSE", "0")]).verbosity;
-    assert_eq!(verbosity, crate::spec::Verbosity::Warn);
+    assert_eq!(verbosity, rankrun_core::spec::Verbosity::Warn);
 }
 
 const NODES: &str = r#"

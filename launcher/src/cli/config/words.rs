@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::cli::option::{FromText, Kind, LaunchOption};
-use crate::spec::StdinPolicy;
+use rankrun_core::spec::StdinPolicy;
 
 use clap::Arg;
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalRank;
 
 use crate::cli::{Command, Launch, interpret};
-use crate::device::{
+use rankrun_core::device::{
     Accelerator, Condition, DeviceType, Machine, Memory, Part, ProbeProblem, ProbeProblemKind, ProbeScope,
 };
-use crate::facts::fake::{FakeWorld, Question};
-use crate::notice::Notice;
-use crate::spec::Unhealthy;
+use rankrun_core::facts::fake::{FakeWorld, Question};
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::Unhealthy;
 
 use super::*;
 

@@ -3,8 +3,8 @@ use rankrun_contract::rank::RunId;
 
 use super::*;
 use crate::cli::{CliError, Launch};
-use crate::facts::fake::FakeWorld;
 use rankrun_contract::rank::LocalRank;
+use rankrun_core::facts::fake::FakeWorld;
 
 fn world() -> FakeWorld {
     let world = FakeWorld::new().file("/job/x.py", b"impo").file("/job/explain", b"impo");
@@ -127,7 +127,7 @@ fn generated_run_id_is_marked() {
         // A probe would be this test.
         let environment =
             vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
-        let facts = Facts::new(environment, Box::new(crate::system::System::SILENT));
+        let facts = Facts::new(environment, Box::new(rankrun_host::system::System::SILENT));
         match crate::cli::interpret(&argv, &facts).unwrap() {
             Command::Explain(explain) => (explain.run_id, explain.notices.len()),
             other => panic!("{other:?}"),

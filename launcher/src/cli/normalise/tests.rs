@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cli::option::{command, options};
 use crate::cli::settings::{Parsed, parse};
-use crate::spec::CliFlavor;
+use rankrun_core::spec::CliFlavor;
 
 mod oracle;
 

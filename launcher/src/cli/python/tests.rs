@@ -1,5 +1,5 @@
 use super::*;
-use crate::facts::fake::FakeWorld;
+use rankrun_core::facts::fake::FakeWorld;
 
 fn choose(world: FakeWorld, argv0: &str, environment: &[(&str, &str)]) -> (String, Option<String>) {
     let (python, notice) = choose_python(OsStr::new(argv0), &world.facts(environment)).unwrap();

@@ -6,9 +6,9 @@ use crate::cli::error::{CliError, Origin, Problem, SettingError};
 use crate::cli::python_text::{parse_float, parse_int};
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::suggest::nearest_of;
-use crate::notice::Notice;
-use crate::spec::rendezvous::RoundTimes;
-use crate::spec::{CliFlavor, MAX_DURATION};
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::rendezvous::RoundTimes;
+use rankrun_core::spec::{CliFlavor, MAX_DURATION};
 
 /// Settings of the rendezvous that have options of their own; torchrun fails on them.
 const RESERVED_KEYS: [&str; 6] = ["backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"];

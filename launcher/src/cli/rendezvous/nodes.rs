@@ -6,9 +6,9 @@ use crate::cli::error::{CliError, Expected, Origin, SettingError};
 use crate::cli::python_text::parse_int;
 use crate::cli::resolve::refused;
 use crate::cli::settings::{Setting, Settings};
-use crate::notice::Notice;
-use crate::spec::CliFlavor;
-use crate::spec::rendezvous::NodeRange;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::rendezvous::NodeRange;
 
 /// No job has more nodes: their state must fit into one value of the store.
 pub(in crate::cli) const MOST_NODES: u32 = 65_536;

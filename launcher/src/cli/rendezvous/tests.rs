@@ -4,8 +4,8 @@ use rankrun_contract::rank::NodeRank;
 
 use super::*;
 use crate::cli::{Command, Launch, interpret};
-use crate::facts::fake::FakeWorld;
-use crate::spec::rendezvous::NodeRange;
+use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::spec::rendezvous::NodeRange;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000007";
 

@@ -9,8 +9,8 @@ use crate::cli::error::{CliError, Expected, Origin, Problem};
 use crate::cli::resolve::refused;
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::values::time;
-use crate::spec::CliFlavor;
-use crate::spec::rendezvous::RoundTimes;
+use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::rendezvous::RoundTimes;
 
 /// Options without a meaning for a job of one node.
 pub(super) const OF_SEVERAL_NODES: [&str; 3] = ["lease", "join-timeout", "last-call"];

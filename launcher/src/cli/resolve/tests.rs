@@ -4,9 +4,9 @@ use std::ffi::OsString;
 
 use super::*;
 use crate::cli::{Command, interpret};
-use crate::facts::fake::FakeWorld;
-use crate::spec::stop::LeftoverPolicy;
-use crate::spec::{EventLog, RendezvousSpec};
+use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::spec::stop::LeftoverPolicy;
+use rankrun_core::spec::{EventLog, RendezvousSpec};
 
 fn world() -> FakeWorld {
     FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python")

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::spec::restart::{Conditions, RestartRule};
+use rankrun_core::spec::restart::{Conditions, RestartRule};
 
 /// Of codes, then of signals, then of ends that are not the worker's own.
 const ENDS: usize = SIGNALS + 65 + 1;

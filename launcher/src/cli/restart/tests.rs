@@ -1,11 +1,11 @@
 use std::ffi::OsString;
 
-use crate::posix::Signal;
 use proptest::prelude::*;
+use rankrun_core::posix::Signal;
 
 use super::*;
 use crate::cli::{Command, interpret};
-use crate::facts::fake::FakeWorld;
+use rankrun_core::facts::fake::FakeWorld;
 
 fn policy(options: &str, environment: &[(&str, &str)]) -> Result<RestartPolicy, CliError> {
     let world = FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python");

@@ -14,13 +14,13 @@ use crate::cli::error::{CliError, Origin, UsageError};
 use crate::cli::option::LaunchOption;
 use crate::cli::settings::{Setting, variable_value};
 use crate::cli::{Command, completion, explain, help, launch, man};
-use crate::control::command::{ControlCommand, ControlVerb, JobVerb};
-use crate::explain::ExplainForm;
-use crate::facts::Facts;
-use crate::gc::{GcMode, GcRequest};
-use crate::inspect::{InspectRequest, OutputMode, Subject};
-use crate::shim::{ShimCommand, ShimRequest};
-use crate::spec::{CliFlavor, OutputFormat};
+use rankrun_core::facts::Facts;
+use rankrun_core::gc::{GcMode, GcRequest};
+use rankrun_core::spec::{CliFlavor, OutputFormat};
+use rankrun_tools::control::command::{ControlCommand, ControlVerb, JobVerb};
+use rankrun_tools::explain::ExplainForm;
+use rankrun_tools::inspect::{InspectRequest, OutputMode, Subject};
+use rankrun_tools::shim::{ShimCommand, ShimRequest};
 
 /// A program or script may have these names: a file here is meant before them.
 const BEHIND_FILES: [&str; 4] = ["completions", "help", "man", "version"];

@@ -3,12 +3,12 @@ use std::ffi::OsStr;
 use super::*;
 use crate::cli::Command;
 use crate::cli::error::CliError;
-use crate::control::command::{ControlCommand, ControlVerb, JobVerb};
-use crate::facts::fake::FakeWorld;
-use crate::gc::{GcMode, GcRequest};
-use crate::inspect::{InspectRequest, OutputMode, Subject};
-use crate::shim::{ShimCommand, ShimRequest};
-use crate::spec::OutputFormat;
+use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::gc::{GcMode, GcRequest};
+use rankrun_core::spec::OutputFormat;
+use rankrun_tools::control::command::{ControlCommand, ControlVerb, JobVerb};
+use rankrun_tools::inspect::{InspectRequest, OutputMode, Subject};
+use rankrun_tools::shim::{ShimCommand, ShimRequest};
 
 const TEXT: OutputMode = OutputMode::Once(OutputFormat::Text);
 const JSON: OutputMode = OutputMode::Once(OutputFormat::Json);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::cli::help;
 use crate::cli::option::Family;
-use crate::facts::fake::FakeWorld;
+use rankrun_core::facts::fake::FakeWorld;
 
 fn hint(words: &str) -> String {
     let words: Vec<String> = words.split(' ').map(str::to_owned).collect();

@@ -79,7 +79,7 @@ fn non_utf8_option_values_are_refused_but_not_arguments() {
     let odd = || OsString::from_vec(b"a\xff".to_vec());
     let facts = |name: &str| {
         let environment = vec![("PATH".into(), "/usr/bin".into()), (name.into(), odd())];
-        crate::facts::Facts::new(environment, Box::new(world()))
+        rankrun_core::facts::Facts::new(environment, Box::new(world()))
     };
     let line = |words: &[&OsString]| words.iter().map(|word| (*word).clone()).collect::<Vec<_>>();
     let (name, script) = (OsString::from("torchrun"), OsString::from("x.py"));

@@ -1,7 +1,7 @@
 //! `--numa-binding` from the command line to the worker.
 
 use super::*;
-use crate::device::{Cpu, CpuLayout, NumaNode};
+use rankrun_core::device::{Cpu, CpuLayout, NumaNode};
 
 /// Two nodes of four CPUs, each a core of its own.
 fn two_nodes(mut machine: Machine) -> Machine {
@@ -18,7 +18,8 @@ fn two_nodes(mut machine: Machine) -> Machine {
 
 fn bound(launch: &Launch) -> Vec<String> {
     let cpus = launch.spec.worker_devices.iter().map(|worker| worker.cpus.as_deref());
-    cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), crate::device::affinity::format_ranges)).collect()
+    cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), rankrun_core::device::affinity::format_ranges))
+        .collect()
 }
 
 fn eight(machine: Machine) -> FakeWorld {

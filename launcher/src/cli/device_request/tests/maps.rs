@@ -1,8 +1,8 @@
 //! Which worker has which device, what it is told of it, and what is said.
 
 use super::*;
-use crate::device::fake;
-use crate::device::worker_device::WorkerDevice;
+use rankrun_core::device::fake;
+use rankrun_core::device::worker_device::WorkerDevice;
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -177,7 +177,7 @@ fn unknown_driver_order_is_queried_or_reported() {
     let driver = |order: [u32; 2]| {
         let device = |index: u32| {
             let Accelerator { name, pci, uuid, .. } = gpu(DeviceType::Cuda, index);
-            crate::device::CudaDevice { uuid: uuid.unwrap(), pci, name }
+            rankrun_core::device::CudaDevice { uuid: uuid.unwrap(), pci, name }
         };
         with_sign(unlike(2)).cuda_order(order.map(device).to_vec())
     };

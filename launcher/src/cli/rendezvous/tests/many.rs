@@ -108,7 +108,7 @@ fn rendezvous_timeouts_come_from_rdzv_conf_or_options() {
     let huge = times(&format!(
         "{c10d} --rdzv-conf join_timeout=99999999999999999999,keep_alive_max_attempt=9999999999"
     ));
-    assert_eq!((huge.join, huge.keep_alive_attempts), (crate::spec::MAX_DURATION, u32::MAX));
+    assert_eq!((huge.join, huge.keep_alive_attempts), (rankrun_core::spec::MAX_DURATION, u32::MAX));
 
     let ours = times(&format!("{c10d} --lease 2s --join-timeout 2m --last-call 1.5"));
     assert_eq!((ours.lease, ours.join, ours.connect), (seconds(2), seconds(120), seconds(120)));

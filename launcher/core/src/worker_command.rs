@@ -1,0 +1,244 @@
+//! Builds the exact argv and environment of one worker from its placement and the launch specification. Pure.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use rankrun_contract::env::{self, NESTING, RankrunEnv, Role, WorkerEnv};
+use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
+
+use crate::device::Visibility;
+use crate::placement::Placement;
+use crate::rendezvous::Round;
+use crate::spec::{CliFlavor, Entrypoint, LaunchSpec};
+use crate::template;
+
+/// A program with arguments and environment, ready for `execve`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerCommand {
+    /// The path of the file to execute.
+    pub path: CString,
+    /// The arguments; the first one is the program's name.
+    pub argv: Vec<CString>,
+    /// The environment as `NAME=value`, one string per variable.
+    pub envp: Vec<CString>,
+    /// The CPUs that it is bound to; by none it has the launcher's.
+    pub cpus: Option<Vec<u32>>,
+}
+
+/// An argument or variable holds a NUL byte, which no program can be given.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` holds a NUL byte")]
+pub struct NulByte {
+    /// The text, with invalid UTF-8 replaced.
+    pub text: String,
+}
+
+/// The parts that all workers of one generation share.
+#[derive(Debug, Clone)]
+pub struct GenerationContext {
+    /// Which life of the worker group.
+    pub generation: Generation,
+    /// The number of restarts used so far.
+    pub restart_count: RestartCount,
+    /// The rendezvous that it lives in.
+    pub round: Round,
+    /// The job id that marks all processes of the job.
+    pub job: JobId,
+}
+
+/// The program of `--run-path`: runs the script as `__main__` and records its errors if torch is installed, as
+/// torchrun's own children do.
+const RUN_PATH: &str = "\
+import runpy, sys
+del sys.argv[0]
+def run_script_path():
+    runpy.run_path(sys.argv[0], run_name='__main__')
+try:
+    from torch.distributed.elastic.multiprocessing.errors import record
+except ImportError:
+    record = lambda function: function
+record(run_script_path)()
+";
+
+/// Options that name workers of this launch or choose its devices. A launcher that a worker starts has its own, and
+/// inherits the chosen devices.
+const PER_LAUNCH_VARIABLES: [&str; 4] =
+    ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
+
+/// The worker's program, arguments and environment; `environment` is the launcher's own.
+///
+/// # Errors
+/// A text has a NUL byte, so no program can get it.
+pub fn worker_command(
+    spec: &LaunchSpec,
+    context: &GenerationContext,
+    placement: &Placement,
+    environment: &[(OsString, OsString)],
+    error_file: Option<&Path>,
+) -> Result<WorkerCommand, NulByte> {
+    let (path, argv) = worker_command_line(spec, placement);
+    let vars = worker_environment(spec, context, placement, error_file);
+    let assigned = spec.worker_devices.get(placement.local_rank.index());
+    let device_variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
+    let ours: Vec<&str> = vars
+        .iter()
+        .map(|(name, _)| *name)
+        .chain(device_variables.map(|(name, _)| *name))
+        .chain(PER_LAUNCH_VARIABLES)
+        // One of a launcher above this one is another's.
+        .chain([env::DEVICE, env::ROUND])
+        .collect();
+    let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
+    let kept = environment.iter().filter(|(name, _)| !is_ours(name));
+    let envp = kept
+        .map(|(name, value)| (name.as_os_str(), value.as_os_str()))
+        .chain(vars.iter().map(|(name, value)| (OsStr::new(name), value.as_os_str())))
+        .map(|(name, value)| c_string([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .collect::<Result<_, _>>()?;
+    let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
+    let cpus = assigned.and_then(|assigned| assigned.cpus.clone());
+    Ok(WorkerCommand { path: c_string(path.into_vec())?, argv, envp, cpus })
+}
+
+fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
+    CString::new(bytes)
+        .map_err(|error| NulByte { text: String::from_utf8_lossy(&error.into_vec()).into_owned() })
+}
+
+fn worker_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
+    let unbuffered = OsString::from("-u");
+    let ranks = (placement.local_rank, placement.rank);
+    let expanded = |text: &OsStr| expand_macros(text, spec.cli_flavor, ranks);
+    let (path, mut argv) = match &spec.entrypoint {
+        Entrypoint::Script { python, script } => {
+            let python = python.clone().into_os_string();
+            (python.clone(), vec![python, unbuffered, expanded(script)])
+        }
+        Entrypoint::Module { python, module } => {
+            let python = python.clone().into_os_string();
+            (python.clone(), vec![python, unbuffered, OsString::from("-m"), expanded(module)])
+        }
+        Entrypoint::RunPath { python, script } => {
+            let python = python.clone().into_os_string();
+            let run: [OsString; 2] = ["-c".into(), RUN_PATH.into()];
+            (python.clone(), [python, unbuffered].into_iter().chain(run).chain([expanded(script)]).collect())
+        }
+        Entrypoint::Program { path, name } => (path.clone().into_os_string(), vec![name.clone()]),
+    };
+    argv.extend(spec.args.iter().map(|argument| expanded(argument)));
+    (path, argv)
+}
+
+/// Under our own name `${local_rank}` and `${rank}` → the ranks, and every other dollar stays. As torchrun, Python's
+/// `string.Template` decides: `$local_rank` too, and `$$` → `$` (contract 1.10).
+fn expand_macros(text: &OsStr, flavor: CliFlavor, (local_rank, rank): (LocalRank, Rank)) -> OsString {
+    let bytes = text.as_bytes();
+    OsString::from_vec(match flavor {
+        CliFlavor::Rankrun => template::replace_braced(bytes, |name| match name {
+            "local_rank" => Some(local_rank.to_string()),
+            "rank" => Some(rank.to_string()),
+            _ => None,
+        }),
+        CliFlavor::Torchrun => {
+            let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
+            template::substitute(bytes, value)
+        }
+    })
+}
+
+/// The variables that the launcher sets or changes for this worker, in a fixed order.
+#[must_use]
+pub fn worker_environment(
+    spec: &LaunchSpec,
+    context: &GenerationContext,
+    placement: &Placement,
+    error_file: Option<&Path>,
+) -> Vec<(&'static str, OsString)> {
+    let round = &context.round;
+    let has_rounds = spec.rendezvous.nodes().max > NodeCount::ONE;
+    let env = WorkerEnv {
+        rank: placement.rank,
+        local_rank: match spec.visibility {
+            Visibility::Whole => placement.local_rank,
+            Visibility::Own => LocalRank(0),
+        },
+        world_size: round.world_size,
+        local_world_size: spec.workers,
+        node_rank: round.node_rank,
+        node_count: round.nodes,
+        role: Role { name: spec.role.clone(), rank: placement.role_rank, world_size: round.role_world_size },
+        master: round.master.clone(),
+        restart_count: context.restart_count,
+        max_restarts: spec.max_restarts,
+        run_id: spec.rendezvous.run_id().clone(),
+        error_file: error_file.map(Path::to_path_buf),
+        signals_to_handle: spec.signals.text.clone(),
+        rankrun: Some(RankrunEnv {
+            job: context.job.clone(),
+            generation: context.generation,
+            round: has_rounds.then_some(round.number),
+            device: placement.device.contract_device(),
+        }),
+    };
+    let mut vars = env.to_vars();
+    vars.push((NESTING, spec.nesting.clone().into()));
+    if spec.defaults.nccl_async_error_handling {
+        vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
+    }
+    if let Some(threads) = spec.defaults.omp_threads {
+        vars.push(("OMP_NUM_THREADS", threads.to_string().into()));
+    }
+    vars.extend(spec.defaults.interfaces.iter().map(|(name, interface)| (*name, interface.into())));
+    if let Some(interface) = &round.interface {
+        vars.extend(spec.defaults.connection_interfaces.iter().map(|name| (*name, interface.into())));
+    }
+    vars.extend(spec.defaults.nccl_library.iter().map(|path| (env::NCCL_LIBRARY, path.into())));
+    let assigned = spec.worker_devices.get(placement.local_rank.index());
+    for (name, value) in assigned.into_iter().flat_map(|assigned| &assigned.variables) {
+        if let Some(value) = value {
+            vars.push((name, value.clone()));
+        }
+    }
+    vars
+}
+
+/// `NAME=value` at its first `=`; a name may begin with one.
+#[must_use]
+pub fn split_entry(entry: &[u8]) -> (&OsStr, &OsStr) {
+    let at = entry.iter().skip(1).position(|byte| *byte == b'=').map_or(entry.len(), |at| at + 1);
+    let value = entry.get(at + 1..).unwrap_or_default();
+    (OsStr::from_bytes(&entry[..at]), OsStr::from_bytes(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn macros_expand_by_cli_flavor() {
+        for (text, ours, torchs) in [
+            ("a${local_rank}b", "a7b", "a7b"),
+            ("${rank}", "15", "${rank}"),
+            ("$local_rank $local_ranks", "$local_rank $local_ranks", "7 $local_ranks"),
+            ("$$", "$$", "$"),
+            ("$${local_rank}", "$7", "${local_rank}"),
+            ("${local_rank", "${local_rank", "${local_rank"),
+            ("^a$ ${HOME} ${}", "^a$ ${HOME} ${}", "^a$ ${HOME} ${}"),
+        ] {
+            let ranks = (LocalRank(7), Rank(15));
+            let expanded = |cli_flavor| expand_macros(OsStr::new(text), cli_flavor, ranks);
+            assert_eq!(expanded(CliFlavor::Rankrun), ours, "{text}");
+            assert_eq!(expanded(CliFlavor::Torchrun), torchs, "{text}");
+        }
+    }
+
+    #[test]
+    fn environment_entry_splits_at_first_equals_sign() {
+        for (entry, parts) in
+            [("A=1=2", ("A", "1=2")), ("A=", ("A", "")), ("A", ("A", "")), ("=C:=x", ("=C:", "x"))]
+        {
+            assert_eq!(split_entry(entry.as_bytes()), (OsStr::new(parts.0), OsStr::new(parts.1)));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Drains the workers' output and prints the final report, when the state says so (`state::shutdown`).
+#![expect(clippy::disallowed_methods, reason = "a report has its time")]
+
+use std::os::fd::AsFd;
+use std::time::{Duration, SystemTime};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use rankrun_contract::report::ErrorReport;
+
+use crate::agent::{Agent, error_report, final_report};
+use crate::error::LaunchError;
+use crate::logs::Drained;
+use crate::reporter::parent_file;
+use rankrun_core::agent::message::{Input, JobOutcome};
+use rankrun_core::agent::phase::FLUSH_TIMEOUT;
+use rankrun_core::rendezvous::RendezvousEnd;
+
+/// The outcome of the job, until it is reported.
+pub(super) struct Ending {
+    pub(super) outcome: JobOutcome,
+    time_limit_error: Option<LaunchError>,
+    /// The launcher's own error, for the process that started it.
+    pub(super) own_error: Option<ErrorReport>,
+}
+
+impl Agent<'_> {
+    /// Tells the other nodes, and keeps what the report needs.
+    pub(super) fn announce_outcome(&mut self, outcome: JobOutcome) -> Option<Input> {
+        // Kills the probes that have not answered.
+        self.device_check = None;
+        if let Some(opening) = self.opening.take() {
+            opening.abandon(self.user_log);
+        }
+        if let Some(pending) = self.pending_join.take() {
+            pending.call.abandon(self.user_log);
+        }
+        if let Some(pending) = self.pending_start.take() {
+            pending.call.abandon(self.user_log);
+        }
+        self.departure = self.leave(&outcome);
+        let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
+        let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
+        self.ending = Some(Ending { outcome, time_limit_error, own_error: None });
+        self.departure.as_ref().map(|departure| Input::PeersTold { until: departure.until })
+    }
+
+    /// Starts to write out what the workers wrote.
+    pub(super) fn drain_output(&mut self) -> Option<Input> {
+        let scan_error = self.report_scan_error();
+        let launcher_error = self.state.launcher_error().map(|error| error.report.clone());
+        let Some(ending) = &mut self.ending else { return Some(Input::OutputDrained) };
+        let end = &ending.outcome;
+        let elsewhere = final_report::remote_error_report(end);
+        let launcher = self.final_report.launcher();
+        ending.own_error = scan_error
+            .or(launcher_error)
+            .or(elsewhere)
+            .or_else(|| ending.time_limit_error.as_ref().map(error_report))
+            .or_else(|| {
+                end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
+            });
+        let own_error = &ending.own_error;
+        let raw_error = own_error.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
+        self.workers.emit_end_events(end, raw_error);
+        match self.workers.drain() {
+            Ok(drained) => self.drained = Some(drained),
+            Err(error) => {
+                self.user_log.error(&error, Some(error.hint()));
+                return Some(Input::OutputDrained);
+            }
+        }
+        self.take_drained()
+    }
+
+    /// The answer to [`Action::DrainOutput`](rankrun_core::agent::message::Action::DrainOutput), once there is one.
+    pub(super) fn take_drained(&mut self) -> Option<Input> {
+        self.drained.take_if(|drained| Drained::is_complete(drained)).map(|_| Input::OutputDrained)
+    }
+
+    /// Prints the final report, and writes out our own output.
+    pub(super) fn report_outcome(&mut self) {
+        self.drained = None;
+        if let Some(file) = self.parent_file.take() {
+            file.call.abandon(self.user_log);
+        }
+        let Some(Ending { outcome, time_limit_error, .. }) = self.ending.take() else {
+            return;
+        };
+        let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
+        if let Some(RendezvousEnd::Failed { error, .. }) = &outcome.remote_end {
+            self.user_log.error(error.error(), error.hint());
+        }
+        if let Some(error) = time_limit_error {
+            self.user_log.error(&error, error.hint().as_deref());
+        }
+        let reported = self.workers.reported_error_files(&shown, self.user_log);
+        // Without a guard, no process reads our output, and no process of the job may remain a second later.
+        let timeout = if self.is_guard_gone() { Duration::ZERO } else { FLUSH_TIMEOUT };
+        if self.user_log.console().flush(timeout) {
+            self.workers.remove_reported(reported);
+        }
+    }
+
+    fn is_guard_gone(&self) -> bool {
+        let mut link = [PollFd::new(self.link.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut link, PollTimeout::ZERO);
+        link[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
+    }
+}

@@ -1,0 +1,79 @@
+//! Opens what the job needs before its first generation: the stores and the log folder. A name server or a file system
+//! may not answer, so the agent's loop waits for it and answers signals meanwhile. Where no call
+//! can hang, all are made at once.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::agent::host;
+use crate::agent::rendezvous_handle::rendezvous_setup;
+use crate::agent::watched_call::WatchedCall;
+use crate::blocking::CallStep;
+use crate::blocking::file_calls::FileCalls;
+use crate::blocking::local_disk::{is_in_memory, is_on_local_disk};
+use crate::error::LaunchError;
+use crate::logs::tree::{LogTree, TreeOutcome};
+use crate::rendezvous::Rendezvous;
+use rankrun_core::spec::{EventLog, LaunchSpec, LogDir};
+
+/// What outlives every generation.
+pub(super) struct OpenedResources {
+    pub(super) rendezvous: Rendezvous,
+    pub(super) log_tree: Option<LogTree>,
+    /// The log tree is in memory, and the program on a local disk.
+    pub(super) are_files_in_memory: bool,
+    /// The full name of this node, where events need it.
+    pub(super) full_name: Option<String>,
+}
+
+/// Starts to open them.
+///
+/// # Errors
+/// No descriptor or no thread is left.
+pub(super) fn start_opening(
+    spec: &LaunchSpec,
+    files: &FileCalls,
+) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
+    if opens_at_once(spec) {
+        files.set_in_memory();
+    }
+    let spec = spec.clone();
+    files.start(move |step| open_resources(&spec, step)).map(WatchedCall::new)
+}
+
+/// True if no call waits for a server. A folder that the user named is unknown yet, so the question itself might hang;
+/// the program and the temporary folder were read with the command line.
+fn opens_at_once(spec: &LaunchSpec) -> bool {
+    let is_named = matches!(spec.logs.dir, LogDir::At(_));
+    let resolves = spec.rendezvous.is_shared() || spec.rendezvous.store().addr.parse::<IpAddr>().is_err();
+    !is_named
+        && !resolves
+        && spec.events != EventLog::Console
+        && are_files_in_memory(spec, spec.logs.dir.folder())
+}
+
+fn are_files_in_memory(spec: &LaunchSpec, folder: Option<&Path>) -> bool {
+    // Of the program only the first byte is read; its exec, for which the main thread waits, reads more of it.
+    folder.is_none_or(is_in_memory) && is_on_local_disk(spec.entrypoint.program())
+}
+
+fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {
+    step.set(format!("a name server to resolve `{}`", spec.rendezvous.host()));
+    // First, since they leave nothing behind when the rest fails.
+    let rendezvous = Rendezvous::open(rendezvous_setup(spec))?;
+    if let Some(folder) = spec.logs.dir.folder() {
+        step.set(format!("the file system of the log folder `{}`", folder.display()));
+    }
+    let log_tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
+        TreeOutcome::Made(tree) => Some(tree),
+        TreeOutcome::Off => None,
+        TreeOutcome::Lost(note) => {
+            tracing::info!("{note}");
+            None
+        }
+    };
+    let full_name = (spec.events == EventLog::Console).then(host::full_name);
+    let are_files_in_memory = are_files_in_memory(spec, log_tree.as_ref().map(LogTree::run_folder));
+    Ok(OpenedResources { rendezvous, log_tree, are_files_in_memory, full_name })
+}

@@ -1,0 +1,107 @@
+//! Writes the error file that the parent process asked for, on a thread of its own: its file system may not answer.
+#![expect(clippy::disallowed_methods, reason = "a wait has its time")]
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rankrun_contract::report::ErrorReport;
+
+use crate::agent::Agent;
+use crate::agent::inputs::wait_for_inputs;
+use crate::agent::watched_call::WatchedCall;
+use crate::blocking::{BlockingCall, CallProgress, CallStep};
+use crate::reporter::parent_file::{self, ParentFileError};
+use crate::reporter::user_log::UserLog;
+use rankrun_core::agent::message::Input;
+use rankrun_core::agent::phase::{FLUSH_TIMEOUT, USUAL_WAIT};
+
+/// The error file of the parent process, and what will be in it.
+#[derive(Debug)]
+pub(super) struct ParentErrorFile {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    /// The user sees the text that the file had before.
+    pub(super) shows_replaced_text: bool,
+}
+
+/// The file, while it is written.
+pub(super) struct ParentFileCall {
+    pub(super) call: WatchedCall<ReplacedText>,
+    path: PathBuf,
+    shows_replaced_text: bool,
+}
+
+/// The start of the text that the file had before.
+type ReplacedText = Result<Option<String>, ParentFileError>;
+
+impl Agent<'_> {
+    /// Starts to write the file, if there is one.
+    pub(super) fn write_parent_file(&mut self) -> Option<Input> {
+        let ending = self.ending.as_ref()?;
+        let (outcome, own_error) = (&ending.outcome, ending.own_error.as_ref());
+        let file = self.final_report.parent_file(outcome, own_error, &self.workers, self.user_log);
+        let Some(ParentErrorFile { path, text, shows_replaced_text }) = file else {
+            return Some(Input::ParentFileWritten);
+        };
+        match BlockingCall::start("parent-file", replace_file(&path, text)).map(WatchedCall::new) {
+            Ok(call) => {
+                self.parent_file = Some(ParentFileCall { call, path, shows_replaced_text });
+                None
+            }
+            Err(error) => {
+                self.user_log.print_line(&no_thread(&path, &error));
+                Some(Input::ParentFileWritten)
+            }
+        }
+    }
+
+    /// Writes the file where the loop has ended. A file system that does not answer at once is left behind.
+    pub(super) fn write_parent_file_now(&mut self) {
+        let _ = self.write_parent_file();
+        if let Some(file) = &self.parent_file {
+            let _ = wait_for_inputs(&[file.call.as_fd()], Some(Instant::now() + USUAL_WAIT));
+            let _ = self.advance_parent_file();
+        }
+    }
+
+    /// [`Input::ParentFileWritten`] once the file is written.
+    pub(super) fn advance_parent_file(&mut self) -> Option<Input> {
+        let file = self.parent_file.as_mut()?;
+        match file.call.progress(self.user_log) {
+            CallProgress::Running => return None,
+            CallProgress::Returned(Ok(Some(replaced))) if file.shows_replaced_text => {
+                self.user_log.replaced(&file.path.display().to_string(), replaced.trim_end());
+            }
+            CallProgress::Returned(Err(error)) => self.user_log.print_line(&error.to_string()),
+            CallProgress::Returned(Ok(_)) | CallProgress::Lost => {}
+        }
+        self.parent_file = None;
+        Some(Input::ParentFileWritten)
+    }
+}
+
+/// Writes the launcher's own error into the file, where there is no loop to wait in.
+pub(super) fn write_error_report(path: &Path, error: &ErrorReport, user_log: &UserLog) {
+    let text = rankrun_contract::report::render(error);
+    match BlockingCall::start("parent-file", replace_file(path, text)) {
+        Ok(call) => {
+            if let Some(Err(error)) = call.wait(FLUSH_TIMEOUT) {
+                user_log.print_line(&error.to_string());
+            }
+        }
+        Err(error) => user_log.print_line(&no_thread(path, &error)),
+    }
+}
+
+fn replace_file(path: &Path, text: String) -> impl FnOnce(&CallStep) -> ReplacedText + Send + 'static {
+    let path = path.to_owned();
+    move |step| {
+        step.set(format!("the file system of the error file `{}`", path.display()));
+        parent_file::replace(&path, &text)
+    }
+}
+
+fn no_thread(path: &Path, error: &std::io::Error) -> String {
+    format!("cannot write `{}`: no thread can be started: {error}", path.display())
+}

@@ -1,0 +1,384 @@
+//! The agent's side of the rendezvous. Its events become inputs of the state, and actions of the state become commands.
+//! Nothing else in the agent knows whether the job may have other nodes. Nothing here waits.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a rendezvous takes")]
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::pipe2;
+
+use rankrun_contract::rank::{LocalWorldSize, NodeCount};
+
+use crate::agent::Agent;
+use crate::agent::watched_call::WatchedCall;
+use crate::blocking::{BlockingCall, CallProgress};
+use crate::error::LaunchError;
+use crate::process::watchdog::Watchdog;
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::task::{NetworkRendezvous, Setup};
+use crate::rendezvous::{Rendezvous, RendezvousEvent};
+use crate::reporter::nodes;
+use crate::reporter::user_log::UserLog;
+use crate::store::{StoreError, StoreServer};
+use rankrun_core::agent::message::{Action, Input, JobOutcome, PeerNotice};
+use rankrun_core::error_chain::format_chain;
+use rankrun_core::rendezvous::descriptor::display_entrypoint;
+use rankrun_core::rendezvous::lease_deadlines::LeaseDeadlines;
+use rankrun_core::rendezvous::{FailureNote, RendezvousCommand, RendezvousEnd, Round, ShutdownKind};
+use rankrun_core::spec::stop::StopReason;
+use rankrun_core::spec::{Entrypoint, LaunchSpec};
+
+/// The rendezvous of this node, from before it is open until this node has left it.
+#[derive(Debug)]
+pub(super) struct RendezvousHandle {
+    /// `None` before it is open, and after this node has left the other nodes.
+    rendezvous: Option<Rendezvous>,
+    /// The server of the round's training store, if it is this agent's.
+    training_server: Option<Arc<StoreServer>>,
+    /// When the agent last joined.
+    joined_at: Instant,
+    /// The guard's watchdog over this process.
+    watchdog: Watchdog,
+    /// The guard was told that workers may run.
+    is_watched: bool,
+    /// The job may have several nodes, so people want to know which is which.
+    is_many: bool,
+}
+
+impl RendezvousHandle {
+    /// A rendezvous that is not open yet.
+    pub(super) fn new(spec: &LaunchSpec, watchdog: Watchdog) -> Self {
+        Self {
+            rendezvous: None,
+            training_server: None,
+            joined_at: Instant::now(),
+            watchdog,
+            is_watched: false,
+            is_many: spec.rendezvous.nodes().max > NodeCount::ONE,
+        }
+    }
+
+    pub(super) fn install(&mut self, rendezvous: Rendezvous) {
+        self.rendezvous = Some(rendezvous);
+    }
+
+    fn network(&self) -> Option<&NetworkRendezvous> {
+        self.rendezvous.as_ref().and_then(Rendezvous::network)
+    }
+
+    /// Returns the answer of a rendezvous that needs no other node.
+    fn send(&mut self, command: RendezvousCommand, user_log: &UserLog) -> Option<Input> {
+        if matches!(command, RendezvousCommand::Join { .. }) {
+            self.joined_at = Instant::now();
+        }
+        let event = self.rendezvous.as_mut().and_then(|rendezvous| rendezvous.send(command));
+        event.and_then(|event| self.input_of(event, user_log))
+    }
+
+    /// The call has to end before a job of one node joins its next round.
+    fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
+        match &self.rendezvous {
+            Some(Rendezvous::Local(local)) => local.start_reset(),
+            Some(Rendezvous::Network(_)) | None => None,
+        }
+    }
+
+    /// How long the rendezvous of this round took.
+    pub(super) fn duration(&self) -> Duration {
+        self.joined_at.elapsed()
+    }
+
+    /// Pids of the clients that have connected to the training store in this round, if this agent has it.
+    pub(super) fn client_pids(&self) -> Option<BTreeSet<u32>> {
+        Some(self.training_server.as_ref()?.client_ids())
+    }
+
+    /// What has happened, as inputs. Events that are only for people are printed.
+    pub(super) fn receive_inputs(&mut self, user_log: &UserLog) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        while let Some(event) = self.network().and_then(NetworkRendezvous::receive) {
+            inputs.extend(self.input_of(event, user_log));
+        }
+        inputs
+    }
+
+    fn input_of(&mut self, event: RendezvousEvent, user_log: &UserLog) -> Option<Input> {
+        Some(match event {
+            RendezvousEvent::Joined { round, training_server } => {
+                if self.network().is_some() {
+                    trace_round(&round);
+                }
+                self.training_server = training_server;
+                Input::Joined(round)
+            }
+            RendezvousEvent::Changed(change) => Input::Changed(change),
+            RendezvousEvent::LostNodeFound(lost) => Input::LostNodeFound(lost),
+            RendezvousEvent::AllSucceeded => Input::AllSucceeded,
+            RendezvousEvent::Waiting(waiting) => {
+                user_log.print_line(&nodes::waiting(&waiting));
+                return None;
+            }
+            RendezvousEvent::Note(text) => {
+                if self.is_many {
+                    user_log.print_line(&nodes::note(&text));
+                } else {
+                    tracing::info!("{text}");
+                }
+                return None;
+            }
+            RendezvousEvent::Over(end) => Input::Over(end),
+            RendezvousEvent::Failed(error) => {
+                let kill_by = self.lease_deadlines().map(|lease| lease.kill_by);
+                Input::Over(RendezvousEnd::Failed { kill_by, error: error.into() })
+            }
+        })
+    }
+
+    /// When the workers are to be stopped unless the store answers before, and when they are to be killed.
+    pub(super) fn lease_deadlines(&self) -> Option<LeaseDeadlines> {
+        self.network()?.lease_deadlines()
+    }
+
+    /// The end of the lease for which the guard has killed the workers, as this process could not.
+    pub(super) fn take_killed_deadline(&self) -> Option<Instant> {
+        self.watchdog.take_killed_deadline()
+    }
+
+    /// Whether there may be workers, which the guard is to end if this process cannot.
+    fn set_watched(&mut self, has_workers: bool) {
+        let is_watched = has_workers && self.is_many;
+        if let Some(network) = self.rendezvous.as_ref().and_then(Rendezvous::network)
+            && std::mem::replace(&mut self.is_watched, is_watched) != is_watched
+        {
+            network.set_watchdog(is_watched.then(|| self.watchdog.clone()));
+        }
+    }
+
+    /// Readable when the rendezvous has an event.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.network().map(AsFd::as_fd)
+    }
+
+    /// Takes the connection to other nodes. A local rendezvous stays: processes that outlive the workers may use its
+    /// training store.
+    fn take_network(&mut self) -> Option<NetworkRendezvous> {
+        match self.rendezvous.take() {
+            Some(Rendezvous::Network(network)) => Some(network),
+            local => {
+                self.rendezvous = local;
+                None
+            }
+        }
+    }
+}
+
+/// The next round, for which the training store is being emptied.
+pub(super) struct PendingJoin {
+    workers: LocalWorldSize,
+    pub(super) call: WatchedCall<Result<(), StoreError>>,
+}
+
+fn rendezvous_failed(error: RendezvousError) -> Input {
+    Input::Over(RendezvousEnd::Failed { kill_by: None, error: error.into() })
+}
+
+/// What the rendezvous needs to know of the launch.
+pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
+    Setup {
+        spec: spec.rendezvous.clone(),
+        network: spec.network.clone(),
+        role: spec.role.clone(),
+        workers: spec.workers,
+        entrypoint: display_entrypoint(&program_name(&spec.entrypoint)),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        max_restarts: spec.max_restarts,
+    }
+}
+
+/// A notice to the other nodes that is on its way.
+#[derive(Debug)]
+pub(super) struct PendingShutdown {
+    /// The other end is closed when the notice is delivered.
+    over: OwnedFd,
+    /// After this time it is not awaited.
+    pub(super) until: Instant,
+}
+
+impl PendingShutdown {
+    /// Tells the other nodes how this node leaves, and keeps the stores that they need for a while, on a thread of its
+    /// own.
+    fn start(network: NetworkRendezvous, notice: PeerNotice, shutdown: ShutdownKind) -> io::Result<Self> {
+        let limit = limit_of(notice) + network.round_trip() * SHUTDOWN_ROUND_TRIPS;
+        let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
+        thread::Builder::new().name("parting".to_owned()).spawn(move || {
+            network.end(shutdown, limit);
+            drop(done);
+        })?;
+        Ok(Self { over, until: Instant::now() + limit })
+    }
+
+    /// True once the notice is delivered: nothing is ever written to the pipe, so it is readable at its end.
+    pub(super) fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(self.over.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for PendingShutdown {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.over.as_fd()
+    }
+}
+
+impl Agent<'_> {
+    /// Before the actions of an input, workers that are about to start count. After them, swept workers do not.
+    pub(super) fn tell_guard_of_workers(&mut self, is_before: bool) {
+        let has_workers = self.state.has_workers();
+        if has_workers == is_before {
+            self.rendezvous.set_watched(has_workers);
+        }
+    }
+
+    /// Passes an action about the rendezvous on.
+    pub(super) fn send_to_rendezvous(&mut self, action: &Action) {
+        let command = match action {
+            Action::Join { workers } => {
+                return match self.rendezvous.start_reset() {
+                    Some(Ok(call)) => {
+                        self.pending_join =
+                            Some(PendingJoin { workers: *workers, call: WatchedCall::new(call) });
+                    }
+                    Some(Err(error)) => self.answers.push_back(rendezvous_failed(error.into())),
+                    None => self.join(*workers),
+                };
+            }
+            Action::TellFailure { end } => {
+                // The note may have to wait for output: it is made for other nodes only.
+                let note = self.rendezvous.network().and_then(|_| self.workers.failure_note(end));
+                let Some(note) = note else { return };
+                RendezvousCommand::Failed(note)
+            }
+            Action::FindLostNode => RendezvousCommand::FindLostNode,
+            Action::TellSuccess => RendezvousCommand::Succeeded,
+            Action::TellStop { reason } => RendezvousCommand::Stopping { why: stop_text(*reason) },
+            _ => return,
+        };
+        let answer = self.rendezvous.send(command, self.user_log);
+        self.answers.extend(answer);
+    }
+
+    fn join(&mut self, workers: LocalWorldSize) {
+        let answer = self.rendezvous.send(RendezvousCommand::Join { workers }, self.user_log);
+        self.answers.extend(answer);
+    }
+
+    /// Joins the next round once the store is empty.
+    pub(super) fn advance_join(&mut self) {
+        let Some(pending) = &mut self.pending_join else { return };
+        let (workers, progress) = (pending.workers, pending.call.progress(self.user_log));
+        let failed = match progress {
+            CallProgress::Running => return,
+            CallProgress::Returned(Ok(())) => None,
+            CallProgress::Returned(Err(error)) => Some(error),
+            CallProgress::Lost => Some(StoreError::Stopped),
+        };
+        self.pending_join = None;
+        match failed {
+            None => self.join(workers),
+            Some(error) => self.answers.push_back(rendezvous_failed(error.into())),
+        }
+    }
+
+    /// Tells the other nodes of the end while the last output is written.
+    pub(super) fn leave(&mut self, end: &JobOutcome) -> Option<PendingShutdown> {
+        let network = self.rendezvous.take_network()?;
+        let unswept = |source| format_chain(&LaunchError::Unswept { source });
+        let start_error = self.state.launcher_error().map(|error| error.why.clone());
+        let own_error = start_error.or_else(|| self.state.scan_error().map(unswept));
+        let own = || self.workers.launcher_failure_note(own_error?);
+        let shutdown = match end.peer_notice {
+            PeerNotice::Succeeded => {
+                ShutdownKind::Close { succeeded: true, failure: None, rule: end.rule.clone() }
+            }
+            PeerNotice::Failed => {
+                let failure = self.own_failure(end).or_else(own);
+                ShutdownKind::Close { succeeded: false, failure, rule: end.rule.clone() }
+            }
+            PeerNotice::Left => ShutdownKind::Leave { why: why(end) },
+        };
+        let pending = PendingShutdown::start(network, end.peer_notice, shutdown);
+        pending.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
+    }
+
+    fn own_failure(&self, end: &JobOutcome) -> Option<FailureNote> {
+        end.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
+    }
+}
+
+/// A shutdown is so many requests, one after the other.
+const SHUTDOWN_ROUND_TRIPS: u32 = 10;
+
+/// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.
+const fn limit_of(notice: PeerNotice) -> Duration {
+    match notice {
+        PeerNotice::Succeeded => Duration::from_secs(7),
+        PeerNotice::Failed => Duration::from_secs(4),
+        PeerNotice::Left => Duration::from_secs(2),
+    }
+}
+
+fn why(end: &JobOutcome) -> String {
+    match (end.stopped_by, end.time_limit, &end.remote_end) {
+        (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
+        (None, Some(_), _) => stop_text(StopReason::TimeLimit),
+        (None, None, Some(RendezvousEnd::Failed { error, .. })) => format_chain(error.error()),
+        (None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
+        (None, None, None) => stop_text(StopReason::Membership),
+    }
+}
+
+/// Why this node leaves, as the other nodes show it. A node leaves after another stop only if a worker survives it.
+fn stop_text(reason: StopReason) -> String {
+    match reason {
+        StopReason::Signal(signal) => format!("it was told to stop by {signal}"),
+        StopReason::TimeLimit => "its time limit is over".to_owned(),
+        StopReason::EndedElsewhere => "the job has ended".to_owned(),
+        StopReason::WorkerFailed
+        | StopReason::StartTimeout
+        | StopReason::NotStarted
+        | StopReason::RestartRequest
+        | StopReason::Membership
+        | StopReason::LeftoverTimeout => "its workers cannot be ended".to_owned(),
+    }
+}
+
+fn trace_round(round: &Round) {
+    tracing::info!(
+        "round {}: node {} of {}, {} workers from rank {}, the store is {}:{}",
+        round.number,
+        round.node_rank,
+        round.nodes,
+        round.world_size,
+        round.base_rank,
+        round.master.addr,
+        round.master.port
+    );
+}
+
+/// What is run, without the folder that it is in and without its arguments: both may be others on each node.
+pub(super) fn program_name(entrypoint: &Entrypoint) -> OsString {
+    let file_name = |word: &OsStr| Path::new(word).file_name().unwrap_or(word).to_owned();
+    match entrypoint {
+        Entrypoint::Script { script, .. } | Entrypoint::RunPath { script, .. } => file_name(script),
+        Entrypoint::Module { module, .. } => module.clone(),
+        Entrypoint::Program { name, .. } => file_name(name),
+    }
+}

@@ -1,0 +1,119 @@
+//! The start of a generation: first its log folders, on a thread of their own, then its workers. Signals are answered
+//! meanwhile.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell says when the workers start")]
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Instant, SystemTime};
+
+use rankrun_contract::rank::{Generation, RestartCount};
+
+use crate::agent::Agent;
+use crate::agent::watched_call::WatchedCall;
+use crate::agent::workers::{RoundContext, StartFailed};
+use crate::blocking::CallProgress;
+use crate::error::LaunchError;
+use crate::reporter::parent_file;
+use rankrun_core::agent::message::Input;
+use rankrun_core::agent::message::launcher_error::LauncherError;
+use rankrun_core::error_chain::format_chain;
+
+impl Agent<'_> {
+    /// When a call that is under way has something to say. A suspended job starts nothing.
+    pub(super) fn call_deadlines(&self) -> impl Iterator<Item = Instant> {
+        let starts = !self.state.is_suspended();
+        let opening = self.opening.as_ref().filter(|_| starts).and_then(WatchedCall::deadline);
+        let join = self.pending_join.as_ref().filter(|_| starts).and_then(|join| join.call.deadline());
+        let start = self.pending_start.as_ref().filter(|_| starts).and_then(|start| start.call.deadline());
+        let parent_file = self.parent_file.as_ref().and_then(|file| file.call.deadline());
+        [opening, join, start, parent_file].into_iter().flatten()
+    }
+
+    /// Readable when such a call has ended.
+    pub(super) fn call_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let opening = self.opening.iter().map(AsFd::as_fd);
+        let opening = opening.chain(self.pending_join.iter().map(|join| join.call.as_fd()));
+        let calls = opening.chain(self.pending_start.iter().map(|start| start.call.as_fd()));
+        let parent_file = self.parent_file.iter().map(|file| file.call.as_fd());
+        calls.filter(|_| !self.state.is_suspended()).chain(parent_file)
+    }
+
+    /// [`Input::Ready`] once the stores and the log folder are open.
+    pub(super) fn advance_opening(&mut self) -> Option<Input> {
+        let opened = match self.opening.as_mut()?.progress(self.user_log) {
+            CallProgress::Running => return None,
+            CallProgress::Returned(opened) => opened,
+            CallProgress::Lost => Err(lost_thread("open the stores and the log folder")),
+        };
+        self.opening = None;
+        match opened {
+            Ok(resources) => {
+                let rendezvous = self.workers.install(resources);
+                self.rendezvous.install(rendezvous);
+                Some(Input::Ready)
+            }
+            Err(error) => Some(Input::OpeningFailed(self.report_launcher_error(&error))),
+        }
+    }
+
+    pub(super) fn prepare_start(
+        &mut self,
+        generation: Generation,
+        restart_count: RestartCount,
+        joined: RoundContext,
+    ) -> Option<Input> {
+        match self.workers.prepare_start(generation, restart_count, joined) {
+            Ok(pending) => {
+                self.pending_start = Some(pending);
+                None
+            }
+            Err(failed) => Some(self.start_failed(generation, failed)),
+        }
+    }
+
+    /// Starts the workers once their log folders are made.
+    pub(super) fn advance_start(&mut self) -> Option<Input> {
+        let folders = match self.pending_start.as_mut()?.call.progress(self.user_log) {
+            CallProgress::Running => return None,
+            CallProgress::Returned(folders) => folders.map_err(LaunchError::from),
+            CallProgress::Lost => Err(lost_thread("make the log folders")),
+        };
+        let life = self.pending_start.take()?.life;
+        if let Err(failed) = self.workers.start(&life, folders, SystemTime::now()) {
+            return Some(self.start_failed(life.generation, failed));
+        }
+        self.publish_start(life.generation);
+        self.open_control_socket();
+        if let Some(external) = self.workers.external_worker() {
+            // At any log level: the job cannot go on without the user.
+            self.user_log.print(&external.hint());
+        }
+        None
+    }
+
+    /// The workers are stopped before they were started.
+    pub(super) fn cancel_start(&mut self, generation: Generation) -> Option<Input> {
+        let pending = self.pending_start.take_if(|pending| pending.life.generation == generation)?;
+        pending.call.abandon(self.user_log);
+        Some(Input::StartCancelled { generation })
+    }
+
+    fn start_failed(&self, generation: Generation, failed: StartFailed) -> Input {
+        let StartFailed { failed_rank, error } = failed;
+        Input::StartFailed { generation, failed: failed_rank, error: self.report_launcher_error(&error) }
+    }
+
+    /// Shows an error of the launcher to the user; the result is for the state.
+    pub(super) fn report_launcher_error(&self, error: &LaunchError) -> Box<LauncherError> {
+        self.user_log.error(error, error.hint().as_deref());
+        Box::new(launcher_error(error, SystemTime::now()))
+    }
+}
+
+/// An error of the launcher at this time, as the state keeps it.
+pub(super) fn launcher_error(error: &LaunchError, at: SystemTime) -> LauncherError {
+    LauncherError { why: format_chain(error), report: parent_file::of_error("LaunchError", error, at) }
+}
+
+fn lost_thread(what: &'static str) -> LaunchError {
+    LaunchError::Setup { what, source: std::io::Error::other("its thread has panicked") }
+}

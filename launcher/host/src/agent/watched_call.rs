@@ -1,0 +1,57 @@
+//! A call that the job needs and that may never return. The loop polls it and answers signals meanwhile. A wait that is
+//! longer says what it waits for.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a call takes")]
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use crate::blocking::{BlockingCall, CallProgress};
+use crate::reporter::user_log::UserLog;
+use rankrun_core::agent::phase::USUAL_WAIT;
+
+/// A longer wait is told to the user.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+/// A call, and when the user is told about it.
+pub(super) struct WatchedCall<T> {
+    call: BlockingCall<T>,
+    began: Instant,
+    report_at: Option<Instant>,
+}
+
+impl<T: Send + 'static> WatchedCall<T> {
+    /// Watches a call that has just started.
+    pub(super) fn new(call: BlockingCall<T>) -> Self {
+        let began = Instant::now();
+        Self { call, began, report_at: Some(began + SILENT_WAIT) }
+    }
+
+    /// When [`Self::progress`] has something to say, if the call does not end before.
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        self.report_at
+    }
+
+    /// The answer, if there is one. Tells the user about a long wait, once.
+    pub(super) fn progress(&mut self, user_log: &UserLog) -> CallProgress<T> {
+        let progress = self.call.progress();
+        if matches!(progress, CallProgress::Running)
+            && self.report_at.take_if(|at| *at <= Instant::now()).is_some()
+        {
+            user_log.print_line(&format!("waiting for {}; a signal ends the wait", self.call.step()));
+        }
+        progress
+    }
+
+    /// The call is not needed any more. Tells the user what was waited for.
+    pub(super) fn abandon(self, user_log: &UserLog) {
+        if matches!(self.call.progress(), CallProgress::Running) && self.began.elapsed() >= USUAL_WAIT {
+            user_log.print_line(&format!("gave up waiting for {}", self.call.step()));
+        }
+    }
+}
+
+impl<T> AsFd for WatchedCall<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.call.as_fd()
+    }
+}

@@ -1,0 +1,462 @@
+//! The worker group of this node: its store, log folders and streams, and the start of all its processes. The
+//! agent's loop calls it with the actions of the state. It decides neither when to start nor when to stop.
+
+mod causes;
+mod error_files;
+mod failure_info;
+mod folders;
+mod kills;
+mod log_disk;
+mod rank_table;
+mod snapshot;
+mod worker_probes;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rankrun_core::posix::{Pid, Signal};
+
+use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
+use rankrun_contract::report::ErrorFile;
+
+use crate::agent::AgentSetup;
+use crate::agent::events::{self, EventSink};
+use crate::agent::external_worker::ExternalWorker;
+use crate::agent::opening::OpenedResources;
+use crate::agent::watched_call::WatchedCall;
+use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
+use crate::blocking::file_calls::FileCalls;
+use crate::console::Console;
+use crate::error::{LaunchError, SpawnError};
+use crate::logs::space::FullLogFolder;
+use crate::logs::tree::{Attempt, LogTree};
+use crate::logs::{ChildEnd, Drained, LogError, Logs};
+use crate::process::attach_listener::AttachReport;
+use crate::process::child::{Children, ReapedWorkers, WorkerExit};
+use crate::process::oom::OomLedger;
+use crate::process::spawn::{InheritedState, Stdio};
+use crate::rendezvous::Rendezvous;
+use crate::reporter::events::EventWorker;
+use crate::reporter::torch_log::EventSubject;
+use rankrun_core::agent::message::{Input, JobOutcome};
+use rankrun_core::device_assignment::DeviceAssignment;
+use rankrun_core::log_route::Routes;
+use rankrun_core::notice::Notice;
+use rankrun_core::placement::{self, Placement, WorkerId};
+use rankrun_core::rendezvous::Round;
+use rankrun_core::spec::stop::StopTarget;
+use rankrun_core::spec::{LaunchSpec, StdinPolicy};
+use rankrun_core::worker_command::{GenerationContext, worker_command};
+
+/// The worker group and the resources that it needs.
+pub(super) struct WorkerGroup {
+    spec: LaunchSpec,
+    environment: Vec<(OsString, OsString)>,
+    job: JobId,
+    inherited: InheritedState,
+    /// The round of the last started generation.
+    round: Option<Round>,
+    /// The rank and device of each worker in it.
+    placements: Vec<Placement>,
+    /// The device assignment from the next generation on, if it changes.
+    pending_assignment: Option<DeviceAssignment>,
+    children: Children,
+    console: Console,
+    logs: Logs,
+    /// Shared with the thread that makes its folders.
+    log_tree: Option<Arc<Mutex<LogTree>>>,
+    /// Log folders of the last started generation.
+    attempt: Option<Attempt>,
+    /// Standard input of workers that may not read the launcher's.
+    no_input: Option<File>,
+    /// The external worker of this generation.
+    external_worker: Option<ExternalWorker>,
+    /// The last started generation.
+    generation: Generation,
+    started: SystemTime,
+    /// Pids of the last started generation, including dead workers.
+    pids: BTreeMap<LocalRank, Pid>,
+    /// The error files of its failed workers.
+    error_files: BTreeMap<LocalRank, ErrorFile>,
+    /// What the OOM killer has killed since their start.
+    oom_ledger: OomLedger,
+    /// Their log folder, if its disk was full when a worker failed.
+    full_log_folder: Option<FullLogFolder>,
+    events: Option<EventSink>,
+}
+
+/// A completed rendezvous.
+pub(super) struct RoundContext {
+    pub(super) round: Round,
+    /// How long the rendezvous took.
+    pub(super) rendezvous_duration: Duration,
+}
+
+/// A generation whose log folders are being made.
+pub(super) struct PendingStart {
+    pub(super) life: GenerationContext,
+    pub(super) call: WatchedCall<Result<GenerationFolders, LogError>>,
+}
+
+/// Not every worker could be started.
+pub(super) struct StartFailed {
+    /// The first worker that was not started.
+    pub(super) failed_rank: LocalRank,
+    pub(super) error: LaunchError,
+}
+
+impl WorkerGroup {
+    /// Opens what cannot block; the rest comes with [`Self::install`].
+    pub(super) fn open(setup: AgentSetup, console: Console) -> Result<Self, LaunchError> {
+        let AgentSetup { spec, environment, job, inherited: original, .. } = setup;
+        let no_input = match spec.stdin {
+            StdinPolicy::All => None,
+            StdinPolicy::Only(_) | StdinPolicy::None => Some(
+                File::open("/dev/null")
+                    .map_err(|source| LaunchError::Setup { what: "open `/dev/null`", source })?,
+            ),
+        };
+        Ok(Self {
+            events: None,
+            round: None,
+            placements: Vec::new(),
+            pending_assignment: None,
+            logs: Logs::new(console.clone(), spec.cli_flavor),
+            console,
+            log_tree: None,
+            attempt: None,
+            spec,
+            environment,
+            job,
+            inherited: original,
+            children: Children::default(),
+            no_input,
+            external_worker: None,
+            generation: Generation(0),
+            started: SystemTime::UNIX_EPOCH,
+            pids: BTreeMap::new(),
+            error_files: BTreeMap::new(),
+            oom_ledger: OomLedger::default(),
+            full_log_folder: None,
+        })
+    }
+
+    /// Takes the resources that were opened on a thread of their own; returns the rendezvous.
+    pub(super) fn install(&mut self, opened: OpenedResources) -> Rendezvous {
+        let OpenedResources { rendezvous, log_tree, are_files_in_memory, full_name } = opened;
+        if are_files_in_memory {
+            self.logs.calls().set_in_memory();
+        }
+        self.log_tree = log_tree.map(|tree| Arc::new(Mutex::new(tree)));
+        self.events = full_name.map(|name| EventSink::new(&self.spec, &self.console, name));
+        rendezvous
+    }
+
+    /// The environment of the launcher.
+    pub(super) fn environment(&self) -> &[(OsString, OsString)] {
+        &self.environment
+    }
+
+    pub(super) const fn job(&self) -> &JobId {
+        &self.job
+    }
+
+    pub(super) const fn spec(&self) -> &LaunchSpec {
+        &self.spec
+    }
+
+    /// The thread for calls on files.
+    pub(super) const fn file_calls(&self) -> &FileCalls {
+        self.logs.calls()
+    }
+
+    /// Sets the assignment of the next generation; reports about this generation keep the old one.
+    pub(super) fn set_pending_assignment(&mut self, assignment: DeviceAssignment) {
+        self.pending_assignment = Some(assignment);
+    }
+
+    fn apply_assignment(&mut self) {
+        let Some(assignment) = self.pending_assignment.take() else { return };
+        self.spec.workers = assignment.workers;
+        self.spec.worker_devices = assignment.worker_devices;
+        self.spec.visibility = assignment.visibility;
+        self.spec.defaults.omp_threads = assignment.omp_threads;
+    }
+
+    /// Lines for the user about the next assignment.
+    pub(super) fn pending_device_lines(&self) -> &[Notice] {
+        self.pending_assignment.as_ref().map_or(&[], |assignment| &assignment.lines)
+    }
+
+    /// Assigns the ranks of the next generation, and starts to make its log folders and files.
+    pub(super) fn prepare_start(
+        &mut self,
+        generation: Generation,
+        restart_count: RestartCount,
+        joined: RoundContext,
+    ) -> Result<PendingStart, StartFailed> {
+        let none_started = |error| StartFailed { failed_rank: LocalRank(0), error };
+        self.apply_assignment();
+        self.generation = generation;
+        self.pids.clear();
+        self.error_files.clear();
+        self.full_log_folder = None;
+        self.attempt = None;
+        let RoundContext { round, rendezvous_duration: took } = joined;
+        if let Some(events) = &mut self.events {
+            events.emit_joined(restart_count, &round, took);
+        }
+        self.placements = placement::assign_ranks(&self.spec.worker_devices, &round);
+        self.round = Some(round.clone());
+        let request = FolderRequest {
+            tree: self.log_tree.clone(),
+            restart_count,
+            round: round.number,
+            placements: self.placements.clone(),
+            spec: self.spec.clone(),
+        };
+        let call = self.logs.calls().start(move |step| request.make(step)).map_err(|source| {
+            none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
+        })?;
+        let call = WatchedCall::new(call);
+        let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
+        Ok(PendingStart { life, call })
+    }
+
+    /// Starts all workers, local rank 0 first.
+    pub(super) fn start(
+        &mut self,
+        life: &GenerationContext,
+        folders: Result<GenerationFolders, LaunchError>,
+        now: SystemTime,
+    ) -> Result<(), StartFailed> {
+        self.started = now;
+        let started = folders
+            .map_err(|error| StartFailed { failed_rank: LocalRank(0), error })
+            .and_then(|folders| self.start_workers(life, folders));
+        if let (Ok(()), Some(events)) = (&started, &self.events) {
+            events.emit_started(&self.event_workers());
+        }
+        for note in self.logs.take_notes() {
+            tracing::info!("{note}");
+        }
+        // Also after a failure: the output of running workers is read until they are stopped.
+        let all = LocalRank(self.spec.workers.get());
+        let heard = self.logs.pump().map_err(|error| StartFailed { failed_rank: all, error: error.into() });
+        started.and(heard)
+    }
+
+    fn start_workers(
+        &mut self,
+        life: &GenerationContext,
+        folders: GenerationFolders,
+    ) -> Result<(), StartFailed> {
+        let GenerationContext { generation, round, .. } = life;
+        self.attempt = folders.attempt;
+        self.logs.set_files(folders.files);
+        tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
+        if let Some(attempt) = &self.attempt {
+            tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
+        }
+        let duplicated = self.logs.open_line_filters(self.attempt.as_ref(), &self.spec.logs.duplicates);
+        duplicated.map_err(|error| StartFailed { failed_rank: LocalRank(0), error: error.into() })?;
+        for (placement, routes) in self.placements.clone().into_iter().zip(folders.routes) {
+            self.start_worker(life, &placement, routes)
+                .map_err(|error| StartFailed { failed_rank: placement.local_rank, error })?;
+            if placement.local_rank == LocalRank(0) {
+                // Started here, as the first worker has no memory yet.
+                self.oom_ledger = OomLedger::begin();
+            }
+        }
+        Ok(())
+    }
+
+    fn start_worker(
+        &mut self,
+        life: &GenerationContext,
+        placement: &Placement,
+        routes: Routes,
+    ) -> Result<(), LaunchError> {
+        let attempt = self.attempt.as_ref();
+        let Placement { rank, local_rank, device, .. } = placement;
+        let (rank, local_rank) = (*rank, *local_rank);
+        let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
+        let command = worker_command(&self.spec, life, placement, &self.environment, error_file.as_deref())
+            .map_err(|source| LaunchError::Command { rank, source })?;
+        let worker = WorkerId { generation: life.generation, local_rank };
+        if self.spec.external_worker == Some(local_rank) {
+            let script = self.script_path(local_rank);
+            self.external_worker = Some(ExternalWorker::prepare(worker, &self.job, &command, &script)?);
+            return Ok(());
+        }
+
+        let reads_terminal =
+            self.spec.stdin == StdinPolicy::Only(local_rank) && std::io::stdin().is_terminal();
+        let routes = Routes { can_prompt: reads_terminal, ..routes };
+        let streams = self.logs.open(worker, &routes)?;
+        let stdio = Stdio {
+            stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),
+            stdout: child_end_fd(&streams.stdout),
+            stderr: child_end_fd(&streams.stderr),
+        };
+
+        let pid = self.children.spawn(worker, &command, stdio, &self.inherited).map_err(|source| {
+            let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
+            let source = SpawnError::new(source, &program);
+            LaunchError::Spawn { rank, program, source }
+        })?;
+        self.pids.insert(local_rank, pid);
+        tracing::info!("rank {rank} on {device} is pid {pid}");
+        tracing::debug!("rank {rank} runs {:?}", command.argv);
+        Ok(())
+    }
+
+    /// The path of the external worker's script.
+    fn script_path(&self, local_rank: LocalRank) -> PathBuf {
+        let temporary = || {
+            let named = self.environment.iter().find(|(name, value)| name == "TMPDIR" && !value.is_empty());
+            named.map_or_else(|| PathBuf::from("/tmp"), |(_, folder)| PathBuf::from(folder))
+        };
+        match &self.attempt {
+            Some(attempt) => attempt.folder().join(format!("rank{local_rank}.sh")),
+            None => temporary().join(format!("rankrun-{}-rank{local_rank}.sh", self.job)),
+        }
+    }
+
+    /// What the external worker has reported.
+    pub(super) fn external_worker_inputs(&mut self, at: SystemTime) -> Vec<Input> {
+        let Some(external_worker) = &mut self.external_worker else { return Vec::new() };
+        let (worker, reported) = (external_worker.worker_id(), external_worker.receive());
+        let WorkerId { generation, local_rank } = worker;
+        let input = |reported| match reported {
+            AttachReport::Started(pid) => {
+                self.pids.insert(local_rank, pid);
+                Input::ExternalWorkerStarted { generation, local_rank, pid }
+            }
+            AttachReport::Ended { pid, exit } => {
+                let (peak, is_killed) = (None, false);
+                let exit = WorkerExit { worker, pid, exit, peak, is_killed };
+                Input::Exited { generation, end: self.external_worker_end(&exit, at) }
+            }
+        };
+        reported.into_iter().map(input).collect()
+    }
+
+    /// The external worker, while its generation lives.
+    pub(super) const fn external_worker(&mut self) -> Option<&mut ExternalWorker> {
+        self.external_worker.as_mut()
+    }
+
+    /// What becomes readable when the external worker reports.
+    pub(super) fn external_worker_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.external_worker.iter().flat_map(ExternalWorker::as_fds)
+    }
+
+    /// The job and its workers, for messages about them.
+    pub(super) fn event_subject(&self) -> EventSubject<'_> {
+        let round = self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE);
+        EventSubject { spec: &self.spec, pids: &self.pids, round }
+    }
+
+    /// Sends the last events; `died_of` is set if the launcher itself failed or was told to stop.
+    pub(super) fn emit_end_events(&mut self, outcome: &JobOutcome, died_of: Option<String>) {
+        let workers = self.event_workers();
+        if let Some(events) = &mut self.events {
+            events.emit_ended(&events::end_events(outcome, died_of, &workers, &self.error_files));
+        }
+    }
+
+    fn event_workers(&self) -> Vec<EventWorker> {
+        let Some(role_world_size) = self.round.as_ref().map(|round| round.role_world_size) else {
+            return Vec::new();
+        };
+        self.placements
+            .iter()
+            .filter_map(|worker| Some((worker, *self.pids.get(&worker.local_rank)?)))
+            .map(|(worker, pid)| {
+                let Placement { rank, role_rank, local_rank, .. } = *worker;
+                EventWorker { rank, role_rank, local_rank, role_world_size, pid }
+            })
+            .collect()
+    }
+
+    /// Ends the streams of a reaped generation, even if another process holds them open.
+    pub(super) fn end_streams(&mut self, generation: Generation) {
+        self.external_worker = None;
+        drop(self.logs.generation_ended(generation));
+    }
+
+    /// Writes out all remaining output of the workers; no worker is left.
+    pub(super) fn drain(&mut self) -> Result<Drained, LogError> {
+        self.logs.finish()
+    }
+
+    pub(super) fn resize_console(&self) {
+        self.logs.resize();
+    }
+
+    /// Removes log folders that stayed empty.
+    pub(super) fn close(mut self) {
+        self.external_worker = None;
+        if let (Some(tree), Some(folder)) = (self.log_tree, self.spec.logs.dir.folder()) {
+            let remove = move || tree.lock().unwrap_or_else(PoisonError::into_inner).remove_empty();
+            let _ = self.logs.calls().run(folder, remove);
+        }
+    }
+
+    pub(super) fn reap(&mut self) -> ReapedWorkers {
+        self.children.reap()
+    }
+
+    pub(super) fn signal(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
+        let workers = worker_ids(generation, local_ranks);
+        match self.spec.stop_target {
+            StopTarget::Rank if signal != Signal::SIGKILL => {
+                self.children.signal_leaders(&workers, signal);
+                // A worker that is stopped would not see it.
+                self.children.signal_leaders(&workers, Signal::SIGCONT);
+            }
+            StopTarget::Rank | StopTarget::Group => self.children.signal_groups(&workers, signal),
+        }
+    }
+
+    /// Signals the process groups of all live workers.
+    pub(super) fn signal_all(&mut self, signal: Signal) {
+        self.children.signal_all_groups(signal);
+    }
+
+    pub(super) fn forward_signal(
+        &mut self,
+        generation: Generation,
+        local_ranks: &[LocalRank],
+        signal: Signal,
+    ) {
+        self.children.signal_leaders(&worker_ids(generation, local_ranks), signal);
+    }
+}
+
+fn worker_ids(generation: Generation, local_ranks: &[LocalRank]) -> Vec<WorkerId> {
+    local_ranks.iter().map(|&local_rank| WorkerId { generation, local_rank }).collect()
+}
+
+fn child_end_fd(end: &ChildEnd) -> Option<BorrowedFd<'_>> {
+    match end {
+        ChildEnd::Inherit => None,
+        ChildEnd::Fd(fd) => Some(fd.as_fd()),
+    }
+}
+
+/// The worker's standard input: the launcher's (`None`) or an empty one.
+fn stdin_of(local_rank: LocalRank, policy: StdinPolicy, no_input: Option<&File>) -> Option<BorrowedFd<'_>> {
+    match policy {
+        StdinPolicy::Only(reader) if reader == local_rank => None,
+        _ => no_input.map(AsFd::as_fd),
+    }
+}

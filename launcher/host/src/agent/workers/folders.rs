@@ -1,0 +1,94 @@
+//! Makes the log folders and files of a generation, on a thread of its own where a file system may not answer. The launch
+//! specification says which; the worker group gets them before it spawns.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rankrun_contract::rank::RestartCount;
+
+use crate::blocking::CallStep;
+use crate::logs::tree::{Attempt, LogTree};
+use crate::logs::{LogError, LogFiles};
+use crate::system::short_hostname;
+use rankrun_core::log_route::{Routes, StreamOwner, routes};
+use rankrun_core::placement::Placement;
+use rankrun_core::spec::{LaunchSpec, LogDir};
+
+/// What the thread needs.
+pub(super) struct FolderRequest {
+    pub(super) tree: Option<Arc<Mutex<LogTree>>>,
+    pub(super) restart_count: RestartCount,
+    /// The number of the round.
+    pub(super) round: u64,
+    pub(super) placements: Vec<Placement>,
+    pub(super) spec: LaunchSpec,
+}
+
+/// The log folders of a generation, and its open log files.
+pub(in crate::agent) struct GenerationFolders {
+    pub(super) attempt: Option<Attempt>,
+    /// The routes of each worker, by local rank.
+    pub(super) routes: Vec<Routes>,
+    pub(super) files: LogFiles,
+}
+
+impl FolderRequest {
+    pub(super) fn make(self, step: &CallStep) -> Result<GenerationFolders, LogError> {
+        let program = self.spec.entrypoint.program();
+        step.set(format!("the file system of the program `{}`", program.display()));
+        read_first_byte(program);
+        if let Some(folder) = self.spec.logs.dir.folder() {
+            step.set(format!("the file system of the log folder `{}`", folder.display()));
+        }
+        let attempt = self.create_attempt()?;
+        let routes = self.placements.iter().map(|placement| self.routes(placement, attempt.as_ref()));
+        let routes: Vec<_> = routes.collect();
+        let started = self.placements.iter().zip(&routes);
+        let started =
+            started.filter(|(placement, _)| self.spec.external_worker != Some(placement.local_rank));
+        let started = started.map(|(_, routes)| routes);
+        let files = LogFiles::open(started, attempt.as_ref(), &self.spec.logs.duplicates);
+        Ok(GenerationFolders { attempt, routes, files })
+    }
+
+    /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.
+    fn create_attempt(&self) -> Result<Option<Attempt>, LogError> {
+        let Some(tree) = &self.tree else { return Ok(None) };
+        let mut tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
+        let attempt = tree.attempt_in(self.round, self.restart_count, self.spec.workers);
+        match (attempt, &self.spec.logs.dir) {
+            (Ok(attempt), _) => Ok(Some(attempt)),
+            (Err(error), LogDir::Temporary(_) | LogDir::ErrorFiles(_)) => {
+                let cause = error.source().map(ToString::to_string).unwrap_or_default();
+                tracing::warn!("no error files from here on: {error}: {cause}");
+                Ok(None)
+            }
+            (Err(error), LogDir::At(_) | LogDir::Off) => Err(error),
+        }
+    }
+
+    fn routes(&self, placement: &Placement, attempt: Option<&Attempt>) -> Routes {
+        let Placement { rank, local_rank, .. } = *placement;
+        let owner = StreamOwner {
+            cli_flavor: self.spec.cli_flavor,
+            role: &self.spec.role,
+            rank,
+            local_rank,
+            local_world: self.spec.workers,
+            hostname: short_hostname,
+        };
+        let folder = attempt.map(|attempt| attempt.worker(local_rank));
+        routes(&self.spec.logs, owner, folder.as_deref())
+    }
+}
+
+/// The agent's thread waits for a worker's exec, so a file system that hangs must hang here first. The exec itself names
+/// any error.
+fn read_first_byte(program: &Path) {
+    if program.is_file() {
+        let _ = File::open(program).and_then(|mut file| file.read(&mut [0]));
+    }
+}

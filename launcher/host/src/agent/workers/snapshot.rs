@@ -1,0 +1,72 @@
+//! The status of this node's workers for the control socket, as far as the agent knows it without a look at `/proc`.
+
+use std::time::Duration;
+
+use rankrun_core::posix::Pid;
+
+use rankrun_contract::rank::LocalRank;
+
+use super::WorkerGroup;
+use crate::agent::rendezvous_handle::program_name;
+use crate::control::protocol::{JobStatus, RankState, WorkerStatus};
+use crate::control::snapshot::JobSnapshot;
+use rankrun_core::agent::state::control::StateSummary;
+use rankrun_core::device::worker_device::DeviceIdentity;
+use rankrun_core::placement::{Placement, WorkerId};
+
+impl WorkerGroup {
+    /// The status; `is_live` says which workers of this generation are not reaped.
+    pub(in crate::agent) fn snapshot(
+        &self,
+        summary: &StateSummary,
+        launcher: Pid,
+        uptime: Duration,
+        is_live: &dyn Fn(LocalRank) -> bool,
+    ) -> JobSnapshot {
+        let generation = self.generation;
+        let workers: Vec<WorkerId> = self
+            .placements
+            .iter()
+            .map(|placement| WorkerId { generation, local_rank: placement.local_rank })
+            .collect();
+        let round = self.round.as_ref();
+        let status = JobStatus {
+            job: self.job.0.clone(),
+            run_id: self.spec.rendezvous.run_id().0.clone(),
+            launcher_pid: launcher.as_raw(),
+            program: program_name(&self.spec.entrypoint).to_string_lossy().into_owned(),
+            state: summary.state,
+            generation: u64::from(generation.0),
+            restarts: summary.restarts.0,
+            max_restarts: summary.max_restarts.0,
+            nodes: round.map_or(1, |round| round.nodes.get()),
+            world_size: round.map_or(self.spec.workers.get(), |round| round.world_size.get()),
+            uptime_seconds: uptime.as_secs_f64(),
+            ranks: self.placements.iter().map(|placement| self.rank_status(placement, is_live)).collect(),
+        };
+        JobSnapshot { status, outputs: self.logs.output_reader(&workers) }
+    }
+
+    fn rank_status(&self, placement: &Placement, is_live: &dyn Fn(LocalRank) -> bool) -> WorkerStatus {
+        let pid = self.pids.get(&placement.local_rank);
+        let state = match pid {
+            None => RankState::NotStarted,
+            Some(_) if is_live(placement.local_rank) => RankState::Unknown,
+            Some(_) => RankState::Ended,
+        };
+        WorkerStatus {
+            rank: placement.rank.0,
+            local_rank: placement.local_rank.0,
+            device: placement
+                .device
+                .identity
+                .as_ref()
+                .map_or_else(|| placement.device.to_string(), DeviceIdentity::title),
+            pid: pid.map(|pid| pid.as_raw()),
+            state,
+            cpu_seconds: None,
+            memory_bytes: None,
+            last_output_age_seconds: None,
+        }
+    }
+}

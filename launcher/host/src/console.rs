@@ -1,0 +1,398 @@
+//! The only writer of the terminal: the launcher's standard output and standard error.
+//!
+//! If both are the same file, they are one [`Output`] with one [`Screen`]: lines of the two never mix. Without
+//! captured worker output, a thread with a message writes it at once, as far as the reader takes it. A log pump that
+//! [attaches](Output::attach) becomes the only writer of its output; messages then wait in a bounded queue. So a slow
+//! terminal never delays the agent.
+#![expect(clippy::disallowed_methods, reason = "limits how long it waits for a reader")]
+
+use rankrun_core::spec::output_stream::OutputStream;
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use rustix::fs::{FileType, Mode, OFlags};
+use tracing_subscriber::fmt::MakeWriter;
+
+use rankrun_core::screen::{Screen, ScreenKind};
+
+#[cfg(test)]
+mod tests;
+
+/// Bytes of messages that may wait for a slow terminal. Messages beyond the limit are dropped and counted; a report is
+/// never dropped.
+const QUEUE_LIMIT: usize = 1024 * 1024;
+
+/// Delay before a write to a full terminal is tried again, in milliseconds.
+const RETRY_MS: u8 = 1;
+
+/// Whether a message that does not fit into the queue is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Priority {
+    Normal,
+    /// For reports, which bound their own length.
+    Always,
+}
+
+/// Whether the terminal's cursor can be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cursor {
+    /// The terminal understands escape sequences that move the cursor.
+    Moves,
+    /// `TERM` is unset or `dumb`: only text is written.
+    Stays,
+}
+
+/// Writes messages to the launcher's standard output and standard error. Cloning is cheap.
+#[derive(Debug, Clone)]
+pub struct Console {
+    stdout: Arc<Output>,
+    stderr: Arc<Output>,
+}
+
+impl Console {
+    /// The console of this process.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn of_process(cursor: Cursor) -> io::Result<Self> {
+        let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+        let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+        Ok(Self::new(stdout, stderr, cursor))
+    }
+
+    /// A console on any two files.
+    #[must_use]
+    pub fn new(stdout: OwnedFd, stderr: OwnedFd, cursor: Cursor) -> Self {
+        let same = is_same_file(&stdout, &stderr);
+        let stdout = Arc::new(Output::new(stdout, cursor));
+        let stderr = if same { Arc::clone(&stdout) } else { Arc::new(Output::new(stderr, cursor)) };
+        Self { stdout, stderr }
+    }
+
+    /// Says something in whole lines; a missing last newline is added. Never waits.
+    pub fn message(&self, stream: OutputStream, text: &[u8]) {
+        self.output(stream).message(text, Priority::Normal);
+    }
+
+    /// As [`Self::message`], of the few texts of a job that are worth any memory: its reports.
+    pub fn report(&self, stream: OutputStream, text: &[u8]) {
+        self.output(stream).message(text, Priority::Always);
+    }
+
+    /// Writes the backlog of slow readers, for at most so long on each output: the last act of the launcher. `true`
+    /// if everything on standard error was read.
+    pub fn flush(&self, at_most: Duration) -> bool {
+        let is_out = self.stdout.flush(at_most);
+        if Arc::ptr_eq(&self.stdout, &self.stderr) { is_out } else { self.stderr.flush(at_most) }
+    }
+
+    /// The output that `stream` is written to.
+    #[must_use]
+    pub const fn output(&self, stream: OutputStream) -> &Arc<Output> {
+        match stream {
+            OutputStream::Stdout => &self.stdout,
+            OutputStream::Stderr => &self.stderr,
+        }
+    }
+}
+
+/// One descriptor of the launcher, and the state of its screen.
+#[derive(Debug)]
+pub struct Output {
+    fd: OwnedFd,
+    is_terminal: bool,
+    cursor: Cursor,
+    state: Mutex<OutputOwner>,
+}
+
+/// The current writer of the output.
+#[derive(Debug)]
+enum OutputOwner {
+    /// Each thread writes its own messages.
+    Direct(DirectOutput),
+    /// The log pump writes; messages are queued.
+    Pumped(MessageQueue),
+}
+
+/// The output while no pump is attached. No thread waits for its reader: unwritten bytes stay in the backlog until
+/// the next message, the next pump, or the [flush](Console::flush).
+#[derive(Debug)]
+struct DirectOutput {
+    screen: Screen,
+    backlog: Vec<u8>,
+    dropped: usize,
+}
+
+#[derive(Debug)]
+struct MessageQueue {
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+    dropped: usize,
+    wake: Arc<EventFd>,
+}
+
+/// Why bytes did not reach their reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The reader is gone for good, as after `| head`.
+    #[error("its reader is gone")]
+    NoReader,
+    /// These bytes are lost, later ones may be written: a full disk, for example.
+    #[error("{0}")]
+    Lost(Errno),
+}
+
+impl Output {
+    fn new(fd: OwnedFd, cursor: Cursor) -> Self {
+        let is_terminal = fd.is_terminal();
+        let kind = screen_kind(&fd, is_terminal, cursor);
+        let direct = DirectOutput { screen: Screen::new(kind), backlog: Vec::new(), dropped: 0 };
+        Self { fd, is_terminal, cursor, state: Mutex::new(OutputOwner::Direct(direct)) }
+    }
+
+    /// Whether the output is a terminal.
+    #[must_use]
+    pub const fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
+    /// The terminal's size, for pseudo-terminals that stand in for it.
+    #[must_use]
+    pub fn size(&self) -> Option<rustix::termios::Winsize> {
+        rustix::termios::tcgetwinsize(&self.fd).ok()
+    }
+
+    /// The current kind of screen, after a change of the terminal's size.
+    #[must_use]
+    pub fn screen_kind(&self) -> ScreenKind {
+        screen_kind(&self.fd, self.is_terminal, self.cursor)
+    }
+
+    fn message(&self, text: &[u8], priority: Priority) {
+        match &mut *self.lock() {
+            OutputOwner::Direct(direct) => direct.write_message(text, priority, self.fd.as_fd()),
+            OutputOwner::Pumped(queue) => queue.push(text, priority),
+        }
+    }
+
+    fn flush(&self, at_most: Duration) -> bool {
+        let OutputOwner::Direct(direct) = &mut *self.lock() else { return false };
+        let written = write_while_ready(self.fd.as_fd(), &direct.backlog, at_most);
+        direct.backlog.drain(..written);
+        direct.backlog.is_empty() && has_reader(self.fd.as_fd())
+    }
+
+    /// From now on only the caller writes; `wake` is written to when a message comes. The screen is the caller's
+    /// until [`Self::detach`], and so is what is still to be written. `None` when there is a writer already.
+    #[must_use]
+    pub fn attach(&self, wake: Arc<EventFd>) -> Option<(Screen, Vec<u8>)> {
+        let mut state = self.lock();
+        if matches!(*state, OutputOwner::Pumped(_)) {
+            return None;
+        }
+        let queue = MessageQueue { messages: VecDeque::new(), bytes: 0, dropped: 0, wake };
+        match std::mem::replace(&mut *state, OutputOwner::Pumped(queue)) {
+            OutputOwner::Direct(direct) => Some((direct.screen, direct.backlog)),
+            OutputOwner::Pumped(_) => None,
+        }
+    }
+
+    /// The messages that came since, for the writer that attached.
+    #[must_use]
+    pub fn take_messages(&self) -> VecDeque<Vec<u8>> {
+        match &mut *self.lock() {
+            OutputOwner::Direct(_) => VecDeque::new(),
+            OutputOwner::Pumped(queue) => queue.take(),
+        }
+    }
+
+    /// Gives the screen back: messages that still wait, and later ones, are written at once again.
+    pub fn detach(&self, screen: Screen) {
+        let mut state = self.lock();
+        let mut direct = DirectOutput { screen, backlog: Vec::new(), dropped: 0 };
+        if let OutputOwner::Pumped(queue) = &mut *state {
+            queue
+                .take()
+                .iter()
+                .for_each(|text| direct.write_message(text, Priority::Always, self.fd.as_fd()));
+        }
+        *state = OutputOwner::Direct(direct);
+    }
+
+    /// Writes all of it, waiting as long as the reader takes.
+    ///
+    /// # Errors
+    /// The error says whether later bytes have a chance.
+    pub fn write(&self, mut bytes: &[u8]) -> Result<(), WriteError> {
+        while !bytes.is_empty() {
+            match nix::unistd::write(&self.fd, bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Errno::EINTR) => {}
+                // Another process that shares the terminal made it non-blocking.
+                Err(Errno::EAGAIN) => {
+                    let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
+                    match poll(&mut fds, PollTimeout::NONE) {
+                        Ok(_) | Err(Errno::EINTR) => {}
+                        Err(errno) => return Err(WriteError::Lost(errno)),
+                    }
+                }
+                Err(Errno::EPIPE | Errno::EIO | Errno::EBADF | Errno::ECONNRESET) => {
+                    return Err(WriteError::NoReader);
+                }
+                Err(errno) => return Err(WriteError::Lost(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OutputOwner> {
+        // The state is valid between any two statements that hold the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DirectOutput {
+    fn write_message(&mut self, text: &[u8], priority: Priority, fd: BorrowedFd<'_>) {
+        if priority == Priority::Normal && self.backlog.len() + text.len() > QUEUE_LIMIT {
+            self.dropped += 1;
+            return;
+        }
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            self.screen.message(&dropped_message(dropped), &mut self.backlog);
+        }
+        self.screen.message(text, &mut self.backlog);
+        let written = write_while_ready(fd, &self.backlog, Duration::ZERO);
+        self.backlog.drain(..written);
+    }
+}
+
+fn dropped_message(count: usize) -> Vec<u8> {
+    format!("({count} messages of the launcher were dropped: the terminal was too slow)\n").into_bytes()
+}
+
+/// Writes as long as the reader takes it within `at_most`, and returns how many bytes that was. Bytes without any
+/// reader left count as written.
+pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) -> usize {
+    let give_up = Instant::now() + at_most;
+    let own = reopen_nonblocking(fd);
+    let fd = own.as_ref().map_or(fd, AsFd::as_fd);
+    let mut written = 0;
+    while written < bytes.len() {
+        let remaining = give_up.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+        match poll(&mut fds, PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(Errno::EINTR) => continue,
+            Err(_) => return bytes.len(),
+        }
+        // A pipe that is ready takes this much without waiting (pipe(7)).
+        let piece = &bytes[written..bytes.len().min(written + libc::PIPE_BUF)];
+        match nix::unistd::write(fd, piece) {
+            Ok(count) => written += count,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) if remaining.is_zero() => break,
+            // The room was too small, or another process took it.
+            Err(Errno::EAGAIN) => drop(poll(&mut [], PollTimeout::from(RETRY_MS))),
+            Err(_) => return bytes.len(),
+        }
+    }
+    written
+}
+
+/// The same terminal or pipe with a description of its own. A terminal that was stopped (Ctrl-S) is reported as ready
+/// while it has room for one byte, and a longer write would wait. The description of `fd` belongs to other processes too.
+fn reopen_nonblocking(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd).ok()?.st_mode);
+    // A file would lose its offset, and a socket cannot be opened.
+    matches!(kind, FileType::CharacterDevice | FileType::Fifo).then_some(())?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
+}
+
+impl MessageQueue {
+    fn push(&mut self, text: &[u8], priority: Priority) {
+        if priority == Priority::Normal && self.bytes + text.len() > QUEUE_LIMIT {
+            self.dropped += 1;
+            return;
+        }
+        self.bytes += text.len();
+        self.messages.push_back(text.to_vec());
+        // Fails only when the counter is full, and then the pump is awake.
+        let _ = self.wake.write(1);
+    }
+
+    fn take(&mut self) -> VecDeque<Vec<u8>> {
+        self.bytes = 0;
+        let mut messages = std::mem::take(&mut self.messages);
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            let text =
+                format!("({dropped} messages of the launcher were dropped: the terminal was too slow)\n");
+            messages.push_back(text.into_bytes());
+        }
+        messages
+    }
+}
+
+/// The launcher's log goes to standard error, an event at a time.
+impl<'a> MakeWriter<'a> for Console {
+    type Writer = MessageWriter<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        MessageWriter { console: self }
+    }
+}
+
+/// Takes each write as one message.
+#[derive(Debug)]
+pub struct MessageWriter<'a> {
+    console: &'a Console,
+}
+
+impl Write for MessageWriter<'_> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.console.message(OutputStream::Stderr, text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `false` for a pipe or terminal that no process reads any more.
+fn has_reader(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+    let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+    let found = poll(&mut fds, PollTimeout::ZERO);
+    found.is_ok() && !fds.iter().any(|fd| fd.revents().is_some_and(|events| events.intersects(gone)))
+}
+
+fn screen_kind(fd: &OwnedFd, is_terminal: bool, cursor: Cursor) -> ScreenKind {
+    if !is_terminal || cursor == Cursor::Stays {
+        return ScreenKind::Plain;
+    }
+    match rustix::termios::tcgetwinsize(fd) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+            ScreenKind::Terminal { columns: size.ws_col, rows: size.ws_row }
+        }
+        _ => ScreenKind::Terminal { columns: 80, rows: 24 },
+    }
+}
+
+fn is_same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let id = |fd| nix::sys::stat::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    match (id(one), id(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}

@@ -1,0 +1,280 @@
+//! The folder of a job's control socket: its place, its permissions, and the folders that dead jobs have left.
+//!
+//! A folder gets its name when its socket listens. So a folder of that name without a listener is of a dead job.
+#![expect(clippy::disallowed_methods, reason = "the age of a folder is read from the clock")]
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rankrun_contract::rank::JobId;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_socket, socket_with,
+};
+use uuid::Uuid;
+
+use crate::blocking::CallStep;
+
+/// A job that takes longer for an answer hangs, or is stopped.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const SOCKET_NAME: &str = "control.sock";
+/// Of a folder whose socket does not listen so far.
+const NEW_PREFIX: &str = ".new-";
+/// An agent needs far less to listen in its new folder, also on a slow file system.
+const NEW_LIMIT: Duration = Duration::from_secs(60);
+/// `sun_path` of sockaddr_un(7), less the NUL at its end.
+const MAX_SOCKET_PATH: usize = 107;
+/// Jobs that end at the same time remove the empty parent folder between two calls of ours, perhaps many times.
+const MAKE_ATTEMPTS: usize = 100;
+
+/// The folders that hold jobs of this user, the preferred one first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeFolders(Vec<RuntimeFolder>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RuntimeFolder {
+    path: PathBuf,
+    /// Another user's `/run/user/UID` is not ours, even if `sudo` has kept its variable. `/tmp` is every user's.
+    needs_own_parent: bool,
+}
+
+impl RuntimeFolders {
+    /// The folders by the variables of this environment.
+    #[must_use]
+    pub fn of_environment(environment: &[(OsString, OsString)]) -> Self {
+        let value = |wanted: &str| {
+            let found = environment.iter().find(|(name, value)| name == wanted && !value.is_empty());
+            found.map(|(_, value)| value.as_os_str())
+        };
+        Self::of(value("XDG_RUNTIME_DIR"), value("TMPDIR"), rustix::process::geteuid().as_raw())
+    }
+
+    /// The folders by these variables, for this user.
+    #[must_use]
+    pub fn of(runtime_dir: Option<&OsStr>, temporary: Option<&OsStr>, uid: u32) -> Self {
+        let absolute = |value: Option<&OsStr>| value.map(PathBuf::from).filter(|path| path.is_absolute());
+        let own = |parent: PathBuf| RuntimeFolder { path: parent.join("rankrun"), needs_own_parent: true };
+        let shared = |parent: PathBuf| RuntimeFolder {
+            path: parent.join(format!("rankrun-{uid}")),
+            needs_own_parent: false,
+        };
+        let mut folders: Vec<RuntimeFolder> = absolute(runtime_dir).map(own).into_iter().collect();
+        folders.push(own(PathBuf::from(format!("/run/user/{uid}"))));
+        folders.extend(absolute(temporary).map(shared));
+        folders.push(shared(PathBuf::from("/tmp")));
+        let mut distinct: Vec<RuntimeFolder> = Vec::new();
+        for folder in folders {
+            if !distinct.contains(&folder) {
+                distinct.push(folder);
+            }
+        }
+        Self(distinct)
+    }
+
+    /// The folders of all jobs, alive or dead, with their job ids.
+    #[must_use]
+    pub fn job_folders(&self) -> Vec<JobFolder> {
+        self.find_job_folders(&CallStep::default())
+    }
+
+    /// The same; the step names the folder that is being read.
+    #[must_use]
+    pub fn find_job_folders(&self, step: &CallStep) -> Vec<JobFolder> {
+        let named = |folder: &RuntimeFolder| {
+            step.set(folder.path.display().to_string());
+            folder.entries("")
+        };
+        let mut found: Vec<JobFolder> = self.0.iter().flat_map(named).collect();
+        found.sort_by(|one, other| one.job.cmp(&other.job));
+        found
+    }
+
+    /// Folders without a listener: those of dead jobs, and those of agents that were killed before they listened.
+    #[must_use]
+    pub fn dead_folders(&self, now: SystemTime) -> Vec<JobFolder> {
+        let named = self.job_folders().into_iter().filter(JobFolder::is_dead);
+        named.chain(self.0.iter().flat_map(|folder| folder.abandoned(now))).collect()
+    }
+
+    /// Removes the folder of this job, wherever it is. Nothing there is as good.
+    pub fn remove_job(&self, job: &JobId) {
+        for folder in &self.0 {
+            for name in [job.0.clone(), format!("{NEW_PREFIX}{}", job.0)] {
+                let _ = JobFolder { job: job.0.clone(), path: folder.path.join(name) }.remove();
+            }
+        }
+    }
+}
+
+impl RuntimeFolder {
+    /// Makes the folder, readable for this user alone.
+    fn make(&self) -> io::Result<()> {
+        if self.needs_own_parent {
+            self.path.parent().map_or(Ok(()), |parent| check_own(parent, false))?;
+        }
+        match DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        self.check_owner()
+    }
+
+    fn check_owner(&self) -> io::Result<()> {
+        check_own(&self.path, true)
+    }
+
+    /// The folders in it with this prefix and a job id.
+    fn entries(&self, prefix: &str) -> Vec<JobFolder> {
+        if self.check_owner().is_err() {
+            return Vec::new();
+        }
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let job = name.to_str()?.strip_prefix(prefix).filter(|job| Uuid::try_parse(job).is_ok())?;
+                Some(JobFolder { job: job.to_owned(), path: entry.path() })
+            })
+            .collect()
+    }
+
+    /// New folders that have not got their name for a long time: their agents were killed.
+    fn abandoned(&self, now: SystemTime) -> Vec<JobFolder> {
+        let is_old = |folder: &JobFolder| {
+            folder.modified().and_then(|at| now.duration_since(at).ok()).is_some_and(|age| age >= NEW_LIMIT)
+        };
+        let mut found = self.entries(NEW_PREFIX);
+        found.retain(is_old);
+        found
+    }
+}
+
+fn check_own(path: &Path, is_private: bool) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if is_ours && (!is_private || found.permissions().mode() & 0o077 == 0) {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("`{}` is not private", path.display())))
+}
+
+/// The folder of one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobFolder {
+    /// The job id.
+    pub job: String,
+    /// The path of the folder.
+    pub path: PathBuf,
+}
+
+impl JobFolder {
+    /// Connects; a full queue of the listener is waited for no longer than an answer.
+    ///
+    /// # Errors
+    /// The kernel's, or no folder of a job.
+    pub fn connect(&self) -> io::Result<UnixStream> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        self.with_socket_path(|path| Ok(connect_socket(&socket, &SocketAddrUnix::new(path)?)?))?;
+        Ok(UnixStream::from(socket))
+    }
+
+    /// Makes the folder in the first place that allows it, with a listening socket. Removes what agents have left
+    /// there that were killed meanwhile.
+    ///
+    /// # Errors
+    /// The refusal of the last place.
+    pub fn make(places: &RuntimeFolders, job: &JobId) -> io::Result<(Self, UnixListener)> {
+        let mut refusal = io::Error::from(io::ErrorKind::NotFound);
+        for place in &places.0 {
+            for _ in 0..MAKE_ATTEMPTS {
+                match place.make().and_then(|()| Self::make_in(&place.path, job)) {
+                    Ok(made) => {
+                        place.abandoned(SystemTime::now()).iter().for_each(|folder| drop(folder.remove()));
+                        return Ok(made);
+                    }
+                    Err(error) => refusal = error,
+                }
+                if refusal.kind() != io::ErrorKind::NotFound || !place.path.parent().is_some_and(Path::exists)
+                {
+                    break;
+                }
+            }
+        }
+        Err(refusal)
+    }
+
+    fn make_in(parent: &Path, job: &JobId) -> io::Result<(Self, UnixListener)> {
+        let new = Self { job: job.0.clone(), path: parent.join(format!("{NEW_PREFIX}{}", job.0)) };
+        let named = Self { job: job.0.clone(), path: parent.join(&job.0) };
+        DirBuilder::new().mode(0o700).create(&new.path)?;
+        let listening = new.with_socket_path(|path| UnixListener::bind(path));
+        let result = listening.and_then(|listener| {
+            fs::rename(&new.path, &named.path)?;
+            Ok(listener)
+        });
+        match result {
+            Ok(listener) => Ok((named, listener)),
+            Err(error) => {
+                let _ = new.remove();
+                Err(error)
+            }
+        }
+    }
+
+    /// Calls with a path of the socket that fits into an address. A long one goes by way of `/proc`.
+    pub(super) fn with_socket_path<T>(&self, call: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+        let path = self.path.join(SOCKET_NAME);
+        if path.as_os_str().len() <= MAX_SOCKET_PATH {
+            return call(&path);
+        }
+        let folder: File = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(&self.path)?;
+        call(&PathBuf::from(format!("/proc/self/fd/{}/{SOCKET_NAME}", folder.as_raw_fd())))
+    }
+
+    /// True if no process listens.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        let refused = |error: io::Error| {
+            matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+        };
+        self.connect().err().is_some_and(refused)
+    }
+
+    /// When the folder was made.
+    #[must_use]
+    pub fn modified(&self) -> Option<SystemTime> {
+        fs::symlink_metadata(&self.path).ok()?.modified().ok()
+    }
+
+    /// Removes the socket, the folder, and the parent if this was its last job.
+    ///
+    /// # Errors
+    /// The kernel's first refusal.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(self.path.join(SOCKET_NAME)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let removed = fs::remove_dir(&self.path);
+        let is_gone = removed.as_ref().err().is_none_or(|error| error.kind() == io::ErrorKind::NotFound);
+        if let Some(parent) = self.path.parent().filter(|_| is_gone) {
+            // Other jobs may be in it.
+            let _ = fs::remove_dir(parent);
+        }
+        removed
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+//! The shells of the rankrun launcher: processes, sockets, files and the terminal, around the decisions of `rankrun-core`.
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`agent`] | the only owner of the job's state |
+//! | [`blocking`] | calls that may never return, off the loops |
+//! | [`console`] | the only writer of the terminal |
+//! | [`control`] | the control socket of a running job, and the commands that use it |
+//! | [`device_probe`] | asks vendors' libraries and the kernel for accelerators |
+//! | [`error`] | errors of the launcher itself |
+//! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
+//! | [`logs`] | the workers' output |
+//! | [`process`] | the only place that forks, signals and waits |
+//! | [`program`] | finds a program as `execvp` does |
+//! | [`regular_file`] | opens regular files, and refuses all others |
+//! | [`rendezvous`] | which nodes take part, in which order |
+//! | [`reporter`] | every message to the user |
+//! | [`store`] | the key-value store of workers and agents |
+//! | [`system`] | the real machine, asked through the kernel |
+
+pub mod agent;
+pub mod blocking;
+pub mod console;
+pub mod control;
+pub mod device_probe;
+pub mod error;
+pub mod io_thread;
+pub mod logs;
+pub mod process;
+pub mod program;
+pub mod regular_file;
+pub mod rendezvous;
+pub mod reporter;
+pub mod store;
+pub mod system;

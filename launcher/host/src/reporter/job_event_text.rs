@@ -1,0 +1,395 @@
+//! The status lines on standard error while the job runs, one line per event. Pure: the agent's events come in,
+//! [`UserLog`](super::user_log) writes them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
+
+use crate::reporter::memory::end_in_words;
+use crate::reporter::nodes;
+use crate::reporter::rank_names::rank_names;
+use rankrun_core::job_event::{JobEvent, NoRestart, WorkerEnd};
+use rankrun_core::plain::plain;
+use rankrun_core::posix::{Pid, Signal, signal_name};
+use rankrun_core::rendezvous::Round;
+use rankrun_core::spec::LaunchSpec;
+use rankrun_core::spec::stop::StopReason;
+
+/// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
+/// has no line. The line of a long wait names the awaited thing.
+#[must_use]
+pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
+    Some(match event {
+        JobEvent::WorkerFailed { end, live, .. } if live.is_empty() => {
+            format!("{} failed: {}", worker_name(end, round), end_in_words(end, rank_of(end, round)))
+        }
+        JobEvent::WorkerFailed { end, live, grace } => format!(
+            "{} failed: {}; waiting up to {} s for {} other{} to stop",
+            worker_name(end, round),
+            end_in_words(end, rank_of(end, round)),
+            seconds(*grace),
+            live.len(),
+            plural(live.len())
+        ),
+        JobEvent::Changed { .. }
+        | JobEvent::Rejoined { .. }
+        | JobEvent::OverElsewhere { .. }
+        | JobEvent::Settling
+        | JobEvent::FinishedBeforeLoss { .. } => return node_event_text(event, spec),
+        JobEvent::SomeFinished { finished, live, waited: since } => {
+            some_finished(finished, live, *since, round)
+        }
+        // The table has a form of its own.
+        JobEvent::GroupFailed { .. } | JobEvent::RankTable(_) => return None,
+        JobEvent::ExternalWorkerStarted { local_rank, pid } => external_worker_started(*local_rank, *pid),
+        JobEvent::Stopping { signal, live, .. } if live.is_empty() => {
+            format!("{signal}: nothing of ours runs any more")
+        }
+        JobEvent::Stopping { signal, live, grace, .. } => format!(
+            "{signal}: waiting up to {} s for {} worker{} to stop; a second signal kills",
+            seconds(*grace),
+            live.len(),
+            plural(live.len())
+        ),
+        JobEvent::Stuck { .. }
+        | JobEvent::NotJoined { .. }
+        | JobEvent::TimeIsShort { .. }
+        | JobEvent::TimeIsUp { .. } => return limit_event_text(event),
+        JobEvent::Killing { local_ranks, ignored_signal } => killing_text(local_ranks, *ignored_signal),
+        JobEvent::CannotEnd { local_ranks } => format!(
+            "{} survived {} for 5 s, probably stuck in the kernel: giving up",
+            ranks(local_ranks),
+            signal_name(libc::SIGKILL)
+        ),
+        JobEvent::LeftoversSurvive { pids } => surviving_leftovers(pids),
+        JobEvent::LookingForProgress
+        | JobEvent::ProgressUnknown
+        | JobEvent::RestartRefused(_)
+        | JobEvent::CalledSuccess { .. }
+        | JobEvent::Waiting { .. }
+        | JobEvent::RestartRequested { .. }
+        | JobEvent::RestartedByRequest => return policy_event_text(event, spec),
+        JobEvent::CheckingDevices
+        | JobEvent::DevicesUnchecked { .. }
+        | JobEvent::DeviceWarning(_)
+        | JobEvent::DeviceDead(_)
+        | JobEvent::NoRestart { .. }
+        | JobEvent::DevicesReassigned { .. } => return device_event_text(event, spec),
+        JobEvent::Restarting { used } => {
+            format!("starting all workers again ({})", restart_text(*used, spec))
+        }
+    })
+}
+
+fn killing_text(local_ranks: &[LocalRank], ignored_signal: Option<Signal>) -> String {
+    let why = if ignored_signal.is_some() { "still alive after the grace" } else { "second signal received" };
+    format!("killing {}: {why}", ranks(local_ranks))
+}
+
+/// The line about processes that the workers left behind and that SIGKILL has not ended.
+#[must_use]
+pub fn surviving_leftovers(pids: &[Pid]) -> String {
+    let named: Vec<String> = pids.iter().map(|pid| format!("pid {pid}")).collect();
+    format!(
+        "{} survived SIGKILL, probably stuck in the kernel: a worker had left that behind",
+        named.join(", ")
+    )
+}
+
+fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {
+    Rank(round.map_or(0, |round| round.base_rank.0).saturating_add(end.local_rank.0))
+}
+
+/// The worker that this was the end of.
+fn worker_name(end: &WorkerEnd, round: Option<&Round>) -> String {
+    match round {
+        Some(round) => {
+            let rank = round.base_rank.0.saturating_add(end.local_rank.0);
+            let node = plain(&round.own_name().to_string());
+            format!("rank {rank} (local rank {}, pid {}) on {node}", end.local_rank, end.pid)
+        }
+        None => format!("local rank {} (pid {})", end.local_rank, end.pid),
+    }
+}
+
+/// The line about workers that have exited with 0 while other workers of this node still run.
+#[must_use]
+pub fn some_finished(
+    finished: &[LocalRank],
+    live: &[LocalRank],
+    since: Duration,
+    round: Option<&Round>,
+) -> String {
+    let base = round.map_or(0, |round| round.base_rank.0);
+    let names = |local: &[LocalRank]| {
+        rank_names(local.iter().map(|local_rank| Rank(base.saturating_add(local_rank.0))))
+    };
+    let (has, runs) =
+        (if finished.len() == 1 { "has" } else { "have" }, if live.len() == 1 { "s" } else { "" });
+    let after = if finished.len() == 1 { "later" } else { "after the first of them" };
+    let node = round.map(|round| plain(&format!(", on {}", round.own_name()))).unwrap_or_default();
+    format!(
+        "{} {has} exited with 0, and {} still run{runs} {} s {after}{node}",
+        names(finished),
+        names(live),
+        since.as_secs()
+    )
+}
+
+/// The lines about other nodes, under both command names; `None` for other events.
+#[must_use]
+pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+    let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
+        0 => String::new(),
+        count => {
+            format!("; waiting up to {} s for {count} worker{} to stop", seconds(grace), plural(count))
+        }
+    };
+    Some(match event {
+        JobEvent::Changed { change, live, grace } => {
+            format!("{}{}", nodes::membership_change_text(change), stopping(live, *grace))
+        }
+        JobEvent::Rejoined { round } => nodes::next_round_text(round, spec.workers.get()),
+        JobEvent::OverElsewhere { remote_end: ending, live, grace } => {
+            format!("{}{}", nodes::remote_end_text(ending), stopping(live, *grace))
+        }
+        JobEvent::Settling => {
+            "all workers of this node have succeeded: waiting for those of the others; a signal ends the wait"
+                .to_owned()
+        }
+        JobEvent::FinishedBeforeLoss { failed } => nodes::finished_before(failed),
+        _ => return None,
+    })
+}
+
+/// The lines about devices after a failure, under both command names; `None` for other events.
+#[must_use]
+pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+    Some(match event {
+        JobEvent::CheckingDevices => {
+            let limit = spec.device_request.probe_timeout.as_secs_f64();
+            format!("waiting up to {limit} s for the devices to be checked; a signal ends the wait")
+        }
+        JobEvent::DevicesUnchecked { reason: why } => {
+            format!("not every device could be checked: {}", plain(why))
+        }
+        JobEvent::DeviceWarning(warning) => plain(&format!("{}: {}", warning.device, warning.problem)),
+        JobEvent::DeviceDead(dead) => {
+            plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.reason))
+        }
+        JobEvent::NoRestart { reason: None } => {
+            "no restart, since the device is dead; `--exclude-unhealthy` restarts without it".to_owned()
+        }
+        JobEvent::NoRestart { reason: Some(why) } => {
+            format!("no restart without the dead device: {}", plain(why))
+        }
+        JobEvent::DevicesReassigned { workers } => {
+            let workers = workers.get();
+            let plural = if workers == 1 { "" } else { "s" };
+            format!("going on with {workers} worker{plural} on the devices that are left")
+        }
+        _ => return None,
+    })
+}
+
+/// The lines about time limits, under both command names; `None` for other events.
+#[must_use]
+pub fn limit_event_text(event: &JobEvent) -> Option<String> {
+    let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
+    Some(match event {
+        JobEvent::Stuck { worker: uninterruptible, stuck_for, limit, live, grace } => format!(
+            "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
+             {} s for {} to stop; no restart",
+            uninterruptible.local_rank,
+            uninterruptible.pid,
+            stuck_for.as_secs_f64(),
+            limit.as_secs_f64(),
+            seconds(*grace),
+            workers(live)
+        ),
+        JobEvent::NotJoined { missing, limit, live, grace } => format!(
+            "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
+            ranks(missing),
+            if missing.len() == 1 { "has" } else { "have" },
+            limit.as_secs_f64(),
+            seconds(*grace),
+            workers(live)
+        ),
+        JobEvent::TimeIsShort { remaining: before, signal, live } => format!(
+            "the time limit is over in {}: {signal} to {}",
+            humantime::format_duration(*before),
+            workers(live)
+        ),
+        JobEvent::TimeIsUp { by_warning: Some(end), live, grace, .. } => format!(
+            "local rank {} (pid {}) ended by the warning before the time limit ({}): waiting up to {} s for {} to \
+             stop; no restart",
+            end.local_rank,
+            end.pid,
+            end.exit,
+            seconds(*grace),
+            workers(live)
+        ),
+        JobEvent::TimeIsUp { limit, by_warning: None, live, grace } => format!(
+            "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
+            humantime::format_duration(*limit),
+            seconds(*grace),
+            workers(live)
+        ),
+        _ => return None,
+    })
+}
+
+/// The lines about the restart policy, under both command names; `None` for other events.
+#[must_use]
+pub fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+    let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
+    Some(match event {
+        JobEvent::RestartRequested { live, grace } => format!(
+            "restart by request: waiting up to {} s for {} worker{} to stop",
+            seconds(*grace),
+            live.len(),
+            plural(live.len())
+        ),
+        JobEvent::RestartedByRequest => {
+            "starting all workers again by request; no restart of the budget is used".to_owned()
+        }
+        JobEvent::LookingForProgress => {
+            let folder = folder().display().to_string();
+            format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
+        }
+        JobEvent::ProgressUnknown => format!(
+            "the files of `{}` could not be looked at: this restart does not count as one without progress",
+            plain(&folder().display().to_string())
+        ),
+        JobEvent::RestartRefused(NoRestart::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
+        JobEvent::RestartRefused(NoRestart::NoProgress { restarts }) => format!(
+            "no restart: {restarts} restart{} changed no file in `{}`",
+            plural(*restarts as usize),
+            plain(&folder().display().to_string())
+        ),
+        JobEvent::RestartRefused(NoRestart::TooLate { wait }) => {
+            let wait = wait.as_secs_f64();
+            format!("no restart: the next one would come in {wait:.1} s, and the time limit is over by then")
+        }
+        JobEvent::RestartRefused(NoRestart::Window { restarts, window }) => {
+            format!("no restart: {restarts} within {} are used up", humantime::format_duration(*window))
+        }
+        JobEvent::CalledSuccess { rule } => format!("the job is done, by the rule `{rule}`"),
+        JobEvent::Waiting { wait, used } => format!(
+            "starting all workers again in {:.1} s ({}); a signal ends the wait",
+            wait.as_secs_f64(),
+            restart_text(*used, spec)
+        ),
+        _ => return None,
+    })
+}
+
+fn restart_text(used: RestartCount, spec: &LaunchSpec) -> String {
+    let (most, policy) = (spec.max_restarts, &spec.restart);
+    match policy.window {
+        Some(window) => format!("restart {used}, {most} within {}", humantime::format_duration(window)),
+        None if policy.reset_after.is_some() => format!("restart {used}, {most} in a row"),
+        None => format!("restart {used} of {most}"),
+    }
+}
+
+/// The launcher's line about the start of a worker by hand.
+#[must_use]
+pub fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String {
+    format!("local rank {local_rank} was started by hand (pid {pid})")
+}
+
+/// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
+#[must_use]
+pub fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -> String {
+    let what = match (failed, reason) {
+        (Some(end), _) => format!("local rank {} failed: {}", end.local_rank, end.exit),
+        (None, StopReason::TimeLimit) => "the time limit of the job is over".to_owned(),
+        (None, StopReason::NotStarted) => "another worker could not be started".to_owned(),
+        (None, StopReason::RestartRequest) => "all workers restart by request".to_owned(),
+        (None, StopReason::Membership) => "nodes joined or left the job, and all workers restart".to_owned(),
+        (None, StopReason::EndedElsewhere) => "the job has ended elsewhere".to_owned(),
+        (None, _) => "the job was told to stop".to_owned(),
+    };
+    format!("{what}; the job does not wait for this worker any more")
+}
+
+const fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// Rounds a remaining grace period to milliseconds.
+fn seconds(grace: Duration) -> f64 {
+    (grace.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+fn ranks(local_ranks: &[LocalRank]) -> String {
+    let list: Vec<String> = local_ranks.iter().map(ToString::to_string).collect();
+    format!("local rank{} {}", plural(list.len()), list.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankrun_core::spec::example;
+
+    #[test]
+    fn finished_and_live_workers_are_named_by_global_rank() {
+        let spec = example();
+        let render = |finished: &[u32], live: &[u32], round: Option<&Round>| {
+            let [finished, live] =
+                [finished, live].map(|ranks| ranks.iter().copied().map(LocalRank).collect());
+            let since = Duration::from_millis(60_400);
+            super::render(&JobEvent::SomeFinished { finished, live, waited: since }, &spec, round)
+                .unwrap_or_default()
+        };
+        assert_eq!(render(&[1], &[0], None), "rank 1 has exited with 0, and rank 0 still runs 60 s later");
+        let master =
+            rankrun_contract::env::Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true };
+        let mut round = Round::of_one_node(spec.workers, master);
+        (round.node_rank, round.base_rank) = (rankrun_contract::rank::NodeRank(1), Rank(8));
+        assert_eq!(
+            render(&[0, 1, 2], &[3, 5], Some(&round)),
+            "ranks 8-10 have exited with 0, and ranks 11, 13 still run 60 s after the first of them, on node 1"
+        );
+    }
+
+    #[test]
+    fn event_texts_use_singular_and_plural() {
+        let mut spec = example();
+        let grace = Duration::from_micros(2_500_001);
+        spec.max_restarts = RestartCount(3);
+        let render = |event| super::render(&event, &spec, None).unwrap_or_default();
+        let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
+        assert_eq!(
+            render(JobEvent::Stopping { signal, worker_signal: signal, live, grace }),
+            "SIGINT: waiting up to 2.5 s for 1 worker to stop; a second signal kills"
+        );
+        assert_eq!(
+            render(JobEvent::Killing {
+                local_ranks: vec![LocalRank(0), LocalRank(2)],
+                ignored_signal: Some(signal)
+            }),
+            "killing local ranks 0, 2: still alive after the grace"
+        );
+        assert_eq!(
+            render(JobEvent::Restarting { used: RestartCount(1) }),
+            "starting all workers again (restart 1 of 3)"
+        );
+        assert_eq!(
+            render(JobEvent::TimeIsUp {
+                limit: Duration::from_secs(5400),
+                by_warning: None,
+                live: vec![LocalRank(0)],
+                grace
+            }),
+            "the time limit of 1h 30m is over: waiting up to 2.5 s for 1 worker to stop; no restart"
+        );
+        let (before, live) = (Duration::from_secs(60), vec![LocalRank(0), LocalRank(1)]);
+        assert_eq!(
+            render(JobEvent::TimeIsShort { remaining: before, signal: Signal::SIGUSR1, live }),
+            "the time limit is over in 1m: SIGUSR1 to 2 workers"
+        );
+    }
+}

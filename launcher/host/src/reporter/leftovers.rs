@@ -1,0 +1,111 @@
+//! Status lines about processes that outlive the workers of a successful job, one line each. Pure.
+
+use std::time::Duration;
+
+use rankrun_core::posix::{Pid, Signal};
+
+use rankrun_core::job_event::ShutdownNotice;
+use rankrun_core::plain::plain;
+use rankrun_core::spec::stop::StopReason;
+
+/// At most so many processes are named in one line.
+const MAX_NAMED: usize = 4;
+
+/// A process that a worker left running: pid and command.
+pub type Left = (Pid, String);
+
+/// The launcher waits for these processes, up to `at_most`; the time limit of the job ends the wait too.
+#[must_use]
+pub fn waiting(leftovers: &[Left], at_most: Duration, is_limited: bool) -> String {
+    let at_most = at_most.as_secs_f64();
+    let enders = if is_limited { "a signal or the time limit" } else { "a signal" };
+    format!(
+        "all workers have succeeded; waiting up to {at_most} s for what they left behind, {}; {enders} ends the wait",
+        leftover_names(leftovers)
+    )
+}
+
+/// The launcher sends SIGTERM to these processes.
+#[must_use]
+pub fn ending(leftovers: &[Left], reason: StopReason, grace: Duration) -> String {
+    let reason = match reason {
+        StopReason::Signal(signal) => signal.to_string(),
+        StopReason::TimeLimit => "the time limit is over".to_owned(),
+        _ => "still there".to_owned(),
+    };
+    format!(
+        "{reason}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
+        leftover_names(leftovers),
+        grace.as_secs_f64()
+    )
+}
+
+/// The launcher kills these processes (SIGKILL).
+#[must_use]
+pub fn killing(leftovers: &[Left], ignored_signal: Option<Signal>) -> String {
+    let reason = match ignored_signal {
+        Some(signal) => format!("still there after {signal}"),
+        None => "second signal received".to_owned(),
+    };
+    format!("killing {}: {reason}", leftover_names(leftovers))
+}
+
+/// These processes survived SIGKILL; the launcher gives up.
+#[must_use]
+pub fn unkillable(leftovers: &[Left]) -> String {
+    format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(leftovers))
+}
+
+/// The line about a long shutdown.
+#[must_use]
+pub const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
+    match notice {
+        ShutdownNotice::OutputPending => {
+            "waiting for a reader of the workers' output; a signal ends the wait"
+        }
+        ShutdownNotice::OutputAbandoned => {
+            "the time limit is over before the workers' output was read to its end"
+        }
+        ShutdownNotice::PeersPending => "waiting for the other nodes to end; a signal ends the wait",
+    }
+}
+
+/// Lists processes as ``pid 12 `sleep 9` ``.
+fn leftover_names(leftovers: &[Left]) -> String {
+    let names =
+        leftovers.iter().take(MAX_NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
+    let names: Vec<String> = names.collect();
+    match leftovers.len().saturating_sub(MAX_NAMED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leftovers_above_limit_are_counted() {
+        let leftovers: Vec<Left> =
+            (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
+        assert_eq!(
+            waiting(&leftovers[..1], Duration::from_millis(1_500), false),
+            "all workers have succeeded; waiting up to 1.5 s for what they left behind, pid 1 `up1`; a signal ends \
+             the wait"
+        );
+        assert_eq!(
+            killing(&leftovers, Some(Signal::SIGTERM)),
+            "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
+        );
+        assert!(
+            waiting(&leftovers[..1], Duration::ZERO, true)
+                .ends_with("; a signal or the time limit ends the wait")
+        );
+        let by_signal = StopReason::Signal(Signal::SIGTERM);
+        assert!(
+            ending(&leftovers[..1], by_signal, Duration::from_secs(3))
+                .starts_with("SIGTERM: ending pid 1 `up1`;")
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! The client's end of a control socket: blocking, with limits.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use rankrun_host::control::folder::{ANSWER_TIMEOUT, JobFolder};
+use rankrun_host::control::protocol::{ClientRequest, Reply, ReplyLine};
+
+/// A status of a thousand ranks has 200 KiB.
+const MAX_REPLY_BYTES: u64 = 4 << 20;
+
+/// Why a job gives no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No process listens: the job has ended.
+    #[error("the job has ended")]
+    Ended,
+    /// The job does not answer.
+    #[error("the job does not answer within {} s", ANSWER_TIMEOUT.as_secs())]
+    Silent,
+    /// The connection failed.
+    #[error("cannot talk to the job: {0}")]
+    Io(io::Error),
+    /// The answer is not of this protocol.
+    #[error("the job's answer is not understood: {0}")]
+    Answer(String),
+    /// The job has refused.
+    #[error("the job refuses: {0}")]
+    Refused(String),
+}
+
+impl From<io::Error> for ControlError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Self::Ended,
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Silent,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// A connection to a job.
+#[derive(Debug)]
+pub(super) struct ControlConnection {
+    reader: BufReader<UnixStream>,
+}
+
+impl ControlConnection {
+    /// Connects to the job of this folder.
+    ///
+    /// # Errors
+    /// The job has ended, or its queue is full.
+    pub(super) fn open(folder: &JobFolder) -> Result<Self, ControlError> {
+        Ok(Self { reader: BufReader::new(folder.connect()?) })
+    }
+
+    /// From now on an answer may take any time.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn wait_without_limit(&self) -> Result<(), ControlError> {
+        Ok(self.reader.get_ref().set_read_timeout(None)?)
+    }
+
+    /// Sends a request and returns its first answer.
+    ///
+    /// # Errors
+    /// No answer, or a refusal.
+    pub(super) fn ask(&mut self, request: ClientRequest) -> Result<Reply, ControlError> {
+        // A job that has no room for a client says so, and closes before it reads.
+        let mut stream = self.reader.get_ref();
+        let sent = stream.write_all(request.to_line().as_bytes());
+        match (self.next_reply(), sent) {
+            (Ok(Some(reply)), _) => Ok(reply),
+            (Ok(None), _) => Err(ControlError::Ended),
+            (Err(ControlError::Io(_)), Err(error)) => Err(error.into()),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The next line; `None` at the end of the connection.
+    ///
+    /// # Errors
+    /// No line within the limit, or one that is not understood.
+    pub(super) fn next_reply(&mut self) -> Result<Option<Reply>, ControlError> {
+        let mut line = Vec::new();
+        (&mut self.reader).take(MAX_REPLY_BYTES).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(None);
+        }
+        let read: ReplyLine =
+            serde_json::from_slice(&line).map_err(|error| ControlError::Answer(error.to_string()))?;
+        match read.reply {
+            Reply::Error(refusal) => Err(ControlError::Refused(refusal)),
+            reply => Ok(Some(reply)),
+        }
+    }
+}

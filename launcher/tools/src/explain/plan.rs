@@ -1,0 +1,139 @@
+//! Computes the plan of a launch, worker by worker. Pure.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID};
+use rankrun_contract::rank::LocalRank;
+
+use super::RunIdLife;
+use super::nodes::is_agreed_on;
+use super::settings::SettingOrigins;
+use super::{EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, path_pattern};
+use rankrun_core::facts::Facts;
+use rankrun_core::log_route::{Route, StreamOwner, routes};
+use rankrun_core::placement::Placement;
+use rankrun_core::spec::{LaunchSpec, StdinPolicy};
+use rankrun_core::worker_command::WorkerCommand;
+use rankrun_core::worker_command::{GenerationContext, split_entry, worker_command, worker_environment};
+use rankrun_host::error::LaunchError;
+use rankrun_host::logs::tree::Attempt;
+use rankrun_host::system::short_hostname;
+
+pub(super) struct LaunchPlan<'a> {
+    pub(super) spec: &'a LaunchSpec,
+    pub(super) facts: &'a Facts,
+    pub(super) sources: &'a SettingOrigins<'a>,
+    pub(super) life: GenerationContext,
+    pub(super) attempt: Option<Attempt>,
+    pub(super) run_id: RunIdLife,
+}
+
+impl LaunchPlan<'_> {
+    pub(super) fn worker(&self, placement: &Placement) -> Result<WorkerPlan, LaunchError> {
+        let Placement { rank, local_rank, device, .. } = placement;
+        let (rank, local_rank) = (*rank, *local_rank);
+        let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
+        let inherited = self.facts.environment();
+        let command = worker_command(self.spec, &self.life, placement, inherited, error_file.as_deref())
+            .map_err(|source| LaunchError::Command { rank, source })?;
+        let variables = worker_environment(self.spec, &self.life, placement, error_file.as_deref());
+        let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
+        let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
+        let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };
+        let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
+        let routes = routes(&self.spec.logs, owner, folder.as_deref());
+        let is_external = self.spec.external_worker == Some(local_rank);
+        Ok(WorkerPlan {
+            rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
+            local_rank: local_rank.0,
+            device: device.to_string(),
+            card: device.identity.as_ref().map(Into::into),
+            cpus: command.cpus.clone(),
+            program: text(command.path.as_bytes()),
+            argv: command.argv.iter().map(|argument| text(argument.as_bytes())).collect(),
+            stdin: match self.spec.stdin {
+                _ if is_external => "terminal",
+                StdinPolicy::Only(reader) if reader != local_rank => "nothing",
+                StdinPolicy::None => "nothing",
+                StdinPolicy::All | StdinPolicy::Only(_) => "launcher",
+            },
+            stdout: if is_external { StreamTarget::Terminal } else { self.stream(&routes.stdout) },
+            stderr: if is_external { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
+            error_file: error_file.as_deref().map(path_pattern),
+            variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
+            unset: self.removed_variables(local_rank),
+            environment: self.environment(&command, variables.len()),
+        })
+    }
+
+    fn variable(&self, name: &'static str, value: &OsStr) -> Variable {
+        let was = self.facts.variable(name).filter(|was| *was != value);
+        Variable {
+            name,
+            value: self.value(name, value),
+            source: self.sources.of_variable(name),
+            was: was.map(|was| Text(was.to_owned())),
+        }
+    }
+
+    fn removed_variables(&self, local_rank: LocalRank) -> Vec<&'static str> {
+        let assigned = self.spec.worker_devices.get(local_rank.index());
+        let variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
+        let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());
+        taken.map(|(name, _)| *name).collect()
+    }
+
+    /// The last `ours` variables are the launcher's; the rest is inherited unchanged.
+    fn environment(&self, command: &WorkerCommand, ours: usize) -> Vec<EnvironmentEntry> {
+        let inherited = command.envp.len().saturating_sub(ours);
+        let entry = |(at, entry): (usize, &CString)| {
+            let (name, value) = split_entry(entry.as_bytes());
+            let value = match name.to_str() {
+                Some(name) if at >= inherited => self.value(name, value),
+                _ => LaunchValue::Known(value.to_owned()),
+            };
+            EnvironmentEntry { name: Text(name.to_owned()), value }
+        };
+        command.envp.iter().enumerate().map(entry).collect()
+    }
+
+    /// The value of a variable that the launcher sets.
+    pub(super) fn value(&self, name: &str, value: &OsStr) -> LaunchValue {
+        match name {
+            name if is_agreed_on(self.spec, name) => LaunchValue::AtLaunch(Pending::Agreed),
+            name if self.spec.defaults.connection_interfaces.contains(&name) => {
+                LaunchValue::AtLaunch(Pending::Interface)
+            }
+            MASTER_PORT if value == "0" => LaunchValue::AtLaunch(Pending::FreePort),
+            RUN_ID if self.run_id == RunIdLife::Fresh => LaunchValue::AtLaunch(Pending::RunId),
+            // Both name the processes of one launch.
+            JOB | NESTING => LaunchValue::AtLaunch(Pending::Mark),
+            ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),
+            _ => LaunchValue::Known(value.to_owned()),
+        }
+    }
+
+    fn stream(&self, route: &Route) -> StreamTarget {
+        match route {
+            Route::Inherit => StreamTarget::Launcher,
+            Route::File(path) => StreamTarget::File { file: self.file(path) },
+            Route::Capture { file, prefix } => StreamTarget::Console {
+                prefix: prefix.clone(),
+                file: file.as_deref().map(|path| self.file(path)),
+            },
+        }
+    }
+
+    fn file(&self, path: &Path) -> LaunchValue {
+        match &self.attempt {
+            Some(attempt) if path.starts_with(attempt.folder()) => path_pattern(path),
+            _ => LaunchValue::Known(path.as_os_str().to_owned()),
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> Text {
+    Text(OsStr::from_bytes(bytes).to_owned())
+}

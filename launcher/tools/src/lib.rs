@@ -1,0 +1,15 @@
+//! The commands of rankrun beside a launch: `devices`, `topo`, `explain`, `gc`, `shim`, `ls`, `status`, `stop`, `restart`.
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`control`] | the control socket of a running job, and the commands that use it |
+//! | [`explain`] | the plan of a launch, without its effects |
+//! | [`inspect`] | `devices` and `topo` |
+//! | [`litter`] | finds and removes leftover files and folders |
+//! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
+
+pub mod control;
+pub mod explain;
+pub mod inspect;
+pub mod litter;
+pub mod shim;
