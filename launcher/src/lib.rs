@@ -2,7 +2,7 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
+//! | [`cli`] | argv and environment → [`rankrun_core::spec::LaunchSpec`] |
 
 pub mod cli;
 #[cfg(test)]

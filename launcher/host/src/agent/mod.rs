@@ -1,7 +1,7 @@
 //! The agent: owner of the job's state and parent of all workers.
 //!
 //! One thread, one loop: wait for the guard, for dead children, or for the state's deadline; hand each event
-//! to [`state::State`]; perform the actions that it returns. All processes are spawned here, on the process's
+//! to [`rankrun_core::agent::state::State`]; perform the actions that it returns. All processes are spawned here, on the process's
 //! main thread. The guard passes signals in and gets the exit status; decisions are the state's, messages the
 //! reporter's.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]

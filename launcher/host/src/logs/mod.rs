@@ -1,4 +1,4 @@
-//! The workers' standard output and standard error: their destinations ([`route`]), the folders ([`tree`]), and the
+//! The workers' standard output and standard error: their destinations ([`rankrun_core::log_route`]), the folders ([`tree`]), and the
 //! threads that copy captured output. The agent owns [`Logs`]; log bytes never pass through it.
 
 use std::collections::HashMap;
