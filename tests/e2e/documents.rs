@@ -1,4 +1,4 @@
-//! What `docs/` and the README say of options, variables and exit codes: the programs must know each of them.
+//! What `docs/` and the README say of commands, options, variables and exit codes: the programs must know each of them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -165,6 +165,32 @@ fn documented_option_of_a_command_is_in_its_help_text() {
     assert!(count > 30, "{count}");
 }
 
+/// The words behind `rankrun` in backticks and at a prompt; a program such as `train.py` is none.
+fn command_words(text: &str) -> BTreeSet<&str> {
+    let rests = ["`rankrun ", "$ rankrun "].iter().flat_map(|start| text.split(start).skip(1));
+    let words =
+        rests.filter_map(|rest| rest.split(|letter: char| letter.is_whitespace() || letter == '`').next());
+    let is_command = |word: &&str| {
+        word.starts_with(|letter: char| letter.is_ascii_lowercase())
+            && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')
+    };
+    words.filter(is_command).collect()
+}
+
+#[test]
+fn documented_command_is_a_subcommand() {
+    if !is_rankrun() {
+        return;
+    }
+    let documents = documents();
+    let words: BTreeSet<_> = documents.iter().flat_map(|(_, text)| command_words(text)).collect();
+    assert!(words.is_superset(&SUBCOMMANDS.into()), "{words:?}");
+    for word in words {
+        let outcome = Launch::new(Name::Rankrun).args(["help", word]).run();
+        assert!(outcome.stderr().is_empty(), "a document has `rankrun {word}`: {}", outcome.stderr());
+    }
+}
+
 /// What the launcher says of a variable of that name.
 fn stderr_with_variable(variable: &str) -> String {
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).env(variable, "1");
@@ -196,10 +222,20 @@ fn documented_variable_is_known() {
     }
 }
 
-/// The numbers of exit statuses in sentences (`ends with 124`) and in tables (a column or a row `exit status`).
+/// The numbers of exit statuses in sentences (`ends with 124`) and in tables (a column or a row `exit status` or
+/// `exit code`).
 fn exit_statuses(text: &str) -> BTreeSet<u8> {
     let sentences = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let phrases = ["exit status", "with status", "ends with", "end with", "exits with", "$? -eq"];
+    let phrases = [
+        "exit status",
+        "exit code",
+        "with status",
+        "with code",
+        "ends with",
+        "end with",
+        "exits with",
+        "$? -eq",
+    ];
     let rests = phrases
         .iter()
         .flat_map(|phrase| sentences.match_indices(phrase).map(|(at, _)| &sentences[at + phrase.len()..]));
@@ -208,7 +244,7 @@ fn exit_statuses(text: &str) -> BTreeSet<u8> {
 
 /// `124` of ` is 124, as timeout(1)`; none of ` 2 workers`.
 fn status_at_start(rest: &str) -> Option<u8> {
-    let rest = [" is", " of", " status", " "]
+    let rest = ["s", " is", " of", " status", " "]
         .iter()
         .fold(rest, |rest, word| rest.strip_prefix(word).unwrap_or(rest));
     let rest = rest.trim_start_matches([' ', '`']);
@@ -230,7 +266,7 @@ fn table_statuses() -> impl FnMut(&str) -> Vec<u8> {
             return Vec::new();
         };
         let cells: Vec<&str> = row.split('|').collect();
-        let is_status = |cell: &&str| cell.contains("exit status");
+        let is_status = |cell: &&str| cell.contains("exit status") || cell.contains("exit code");
         let Some(columns) = &columns else {
             columns = Some(cells.iter().map(is_status).collect());
             return Vec::new();
@@ -286,4 +322,9 @@ fn document_parsers_find_unknown_words() {
     assert_eq!(exit_statuses(sentences), [97, 98].into());
     let table = "| cause | exit status | n |\n|---|---|---|\n| limit | `96` | 9 |\n| exit status of a worker | its own | 95 |";
     assert_eq!(exit_statuses(table), [95, 96].into());
+    let sentences = "It exits with code 94, with exit code 93; exit codes 92 and 1, exit code 3 workers.";
+    assert_eq!(exit_statuses(sentences), [92, 93, 94].into());
+    assert_eq!(exit_statuses("| x | exit code |\n|---|---|\n| y | 91 |"), [91].into());
+    let text = "`rankrun gone`, `rankrun train.py`, rankrun prints,\n$ rankrun left-too --x\n`rankrun --x`";
+    assert_eq!(command_words(text), ["gone", "left-too"].into());
 }

@@ -49,17 +49,23 @@ impl fmt::Display for Citation {
 const FOREIGN: [&str; 2] = ["PERFORMANCE.md", "docs.rs"];
 
 /// Folders of the checkout and rooms of the launcher: a word in backticks that begins with one is a path.
-const FOLDERS: [&str; 19] = [
+const FOLDERS: [&str; 26] = [
     ".ci",
     ".config",
     "agent",
+    "blocking",
     "cli",
+    "console",
     "control",
     "device",
+    "device_assignment",
     "docs",
     "examples",
     "explain",
+    "facts",
+    "gc",
     "inspect",
+    "job_event",
     "launcher",
     "logs",
     "process",
@@ -67,6 +73,7 @@ const FOLDERS: [&str; 19] = [
     "reporter",
     "shim",
     "spec",
+    "store",
     "tests",
     "worker-runtime",
 ];
@@ -76,15 +83,30 @@ struct Word<'a> {
     plain: &'a str,
     /// Whether a list goes on behind it.
     goes_on: bool,
-    /// Whether it is code: a word alone in backticks.
-    is_code: bool,
+    kind: WordKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WordKind {
+    Prose,
+    /// A word alone in backticks.
+    Code,
+    /// The target of a link: `[text](target)`.
+    Link,
 }
 
 fn words(text: &str) -> Vec<Word<'_>> {
     let goes_on = |raw: &str| raw.ends_with(',') && !raw.ends_with("),");
     // A link's two halves are two words.
-    let pieces = text.split(|letter: char| letter.is_whitespace()).flat_map(|raw| raw.split("]("));
-    let all = pieces.map(|raw| Word { plain: trimmed(raw), goes_on: goes_on(raw), is_code: is_code(raw) });
+    let pieces =
+        text.split(|letter: char| letter.is_whitespace()).flat_map(|raw| raw.split("](").enumerate());
+    let kind = |half, raw| match half {
+        0 if is_code(raw) => WordKind::Code,
+        0 => WordKind::Prose,
+        _ => WordKind::Link,
+    };
+    let all =
+        pieces.map(|(half, raw)| Word { plain: trimmed(raw), goes_on: goes_on(raw), kind: kind(half, raw) });
     all.filter(|word| !word.plain.is_empty()).collect()
 }
 
@@ -120,9 +142,10 @@ pub fn citations(text: &str) -> Vec<Citation> {
             "design" if next_is(&words, at, "document") => {
                 found.push(Citation::Unnamed("the design document".to_owned()));
             }
-            _ if words[at].is_code && word.contains(['/', '{']) => {
+            _ if words[at].kind == WordKind::Code && word.contains(['/', '{']) => {
                 found.extend(code_paths(word).into_iter().map(|citation| with_section(citation, &words, at)));
             }
+            _ if words[at].kind == WordKind::Link => found.extend(link_target(word)),
             _ => found.extend(path(word).map(|citation| with_section(citation, &words, at))),
         }
     }
@@ -193,6 +216,20 @@ fn folder_or_file(word: &str) -> Option<Citation> {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
     let first = word.split('/').next().unwrap_or_default();
     (is_plain && FOLDERS.contains(&first)).then(|| Citation::Code(word.to_owned()))
+}
+
+/// The target of a link: a place of the same document, a document, or another file or folder. A link of rustdoc names
+/// an item instead.
+fn link_target(word: &str) -> Option<Citation> {
+    if let Some(anchor) = word.strip_prefix('#') {
+        return Some(Citation::Document {
+            path: String::new(),
+            place: Some(Place::Anchor(anchor.to_owned())),
+        });
+    }
+    let is_path = word.contains('/')
+        && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+    path(word).or_else(|| is_path.then(|| Citation::Code(word.to_owned())))
 }
 
 /// A path of a document or of code.
@@ -270,5 +307,11 @@ mod self_test {
             ["agent/state.rs", "agent/phase.rs", "launcher/src"]
         );
         assert_eq!(found("(`device/probe/`); `a/b`, tests/gone"), ["device/probe/"]);
+    }
+
+    #[test]
+    fn link_leads_to_any_file_and_to_places_of_its_own_document() {
+        assert_eq!(found("[x](dev/gone.txt), [y](#gone-too)"), ["dev/gone.txt", "#gone-too"]);
+        assert_eq!(found("[x](https://a.b/c), [`Self::x`](Self::x), [y](super::z), issue #1"), [""; 0]);
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::checkout::{RustFile, files, module_folder};
 use crate::citations::{Citation, Place, citations};
-use crate::items::{is_declared, item_paths};
+use crate::items::{is_declared, item_paths, unknown_identifiers};
 use crate::source::Source;
 
 const CONTRACT: &str = "docs/dev/torchrun-contract.md";
@@ -137,6 +137,8 @@ impl Documents {
 
     /// A document by its path from the root, from the citing file's folder, or from `docs/`.
     fn document(&self, citing: &str, path: &str) -> Option<&Document> {
+        // A link to a place of its own document has no path.
+        let path = if path.is_empty() { citing } else { path };
         let folder = citing.rsplit_once('/').map_or("", |(folder, _)| folder);
         // A path with `..` begins at the citing file's folder.
         let beside = if path.starts_with("..") { resolved(citing, path) } else { format!("{folder}/{path}") };
@@ -211,6 +213,8 @@ pub fn broken_citations(root: &Path, rust: &[RustFile]) -> Vec<String> {
         if path == ARCHITECTURE {
             let missing = item_paths(&text).into_iter().filter(|item| !is_declared(item, rust));
             found.extend(missing.map(|item| format!("{path}: {item}")));
+            let unknown = unknown_identifiers(&text, rust);
+            found.extend(unknown.into_iter().map(|name| format!("{path}: {name}")));
         }
     }
     found.into_iter().collect()
@@ -277,6 +281,13 @@ mod self_test {
         );
         assert_eq!(resolves("README.md", "`guide.md`, `docs/guide.md`, `docs/none.md`"), [true, true, false]);
         assert_eq!(resolves("docs/dev/x.md", "[x](../guide.md) [y](../../guide.md)"), [true, false]);
+    }
+
+    #[test]
+    fn link_without_path_leads_to_its_own_document() {
+        assert_eq!(resolves("docs/guide.md", "[x](#ctrl-c-and-kill) [y](#ctrl)"), [true, false]);
+        assert_eq!(resolves("docs/guide.md", "[x](../launcher/src/) [y](gone.txt)"), [true]);
+        assert_eq!(resolves("docs/guide.md", "[x](dev/gone.txt)"), [false]);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Paths of items in a document, as `Action::Join`, and whether the code declares them.
+//! Items in a document, as `Action::Join` or `stop_workers`, and whether the code declares them.
 
 use std::collections::BTreeSet;
 
 use crate::checkout::RustFile;
-use crate::names::tokens;
+use crate::names::{identifiers, tokens};
 
 /// The paths of items in a text: names in backticks with `::` between them.
 #[must_use]
@@ -14,6 +14,24 @@ pub fn item_paths(text: &str) -> BTreeSet<&str> {
     };
     let inside = text.split('`').skip(1).step_by(2);
     inside.filter(|code| code.contains("::") && code.split("::").all(is_name)).collect()
+}
+
+/// The names in backticks that can only be of code, as `StopStage` and `stop_workers`, and that no product code has.
+#[must_use]
+pub fn unknown_identifiers<'a>(text: &'a str, files: &[RustFile]) -> BTreeSet<&'a str> {
+    let is_of_code = |name: &&str| {
+        let letters = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        name.starts_with(|letter: char| letter.is_ascii_alphabetic())
+            && name.chars().all(letters)
+            && name.contains(|letter: char| letter == '_' || letter.is_ascii_uppercase())
+    };
+    let mut names: BTreeSet<&str> = text.split('`').skip(1).step_by(2).filter(is_of_code).collect();
+    for file in files.iter().filter(|file| !file.is_test) {
+        for known in identifiers(&file.source.code).into_keys() {
+            names.remove(known);
+        }
+    }
+    names
 }
 
 /// Whether product code declares the last name of the path in the one before it: a member of a type, or an item below a module.
@@ -94,6 +112,16 @@ mod self_test {
         let text =
             "```\nState::handle\n```\n`Action::Join`, `agent::state::State`, `a/b.rs`, `x: a::b`, `State`";
         assert_eq!(item_paths(text).into_iter().collect::<Vec<_>>(), ["Action::Join", "agent::state::State"]);
+    }
+
+    #[test]
+    fn identifier_that_no_product_code_has_is_unknown() {
+        let files = [
+            RustFile::new("launcher/src/agent/state.rs", "fn stop_workers() {} struct StopStage;"),
+            RustFile::new("tests/e2e/signals.rs", "fn only_in_a_test() {}"),
+        ];
+        let text = "`stop_workers`, `StopStage`, `argv`, `poll(2)`, `only_in_a_test`, `StopStep`, no_code";
+        assert_eq!(unknown_identifiers(text, &files), ["StopStep", "only_in_a_test"].into());
     }
 
     #[test]
