@@ -9,7 +9,7 @@ use super::super::tests::launcher_error;
 use super::mutants::Machine;
 use super::node::Leftover;
 use super::oracle::Question;
-use super::others::Elsewhere;
+use super::others::PeerEvent;
 use super::setup::millis;
 use super::world::World;
 use crate::agent::leftovers::LeftoverStep;
@@ -42,13 +42,13 @@ impl<M: Machine> World<'_, M> {
             Action::Join { .. } => {
                 self.rendezvous.join();
                 if self.setup.meets {
-                    self.apply_remote_event(Elsewhere::Completes);
+                    self.apply_remote_event(PeerEvent::Completes);
                 }
             }
             Action::TellSuccess => {
                 self.rendezvous.succeed();
                 if self.setup.meets {
-                    self.apply_remote_event(Elsewhere::AllSucceed);
+                    self.apply_remote_event(PeerEvent::AllSucceed);
                 }
             }
             Action::FindLostNode => self.ask(Question::LostNode),
@@ -92,8 +92,8 @@ impl<M: Machine> World<'_, M> {
     }
 
     fn sweep(&mut self, step: LeftoverStep) {
-        if let (None, Some(temper)) = (&self.node.leftover, self.setup.leftover) {
-            self.node.leftover = Some(Leftover::new(temper));
+        if let (None, Some(reaction)) = (&self.node.leftover, self.setup.leftover) {
+            self.node.leftover = Some(Leftover::new(reaction));
         }
         let signal = match step {
             LeftoverStep::Ask { .. } => Some(Signal::SIGTERM),

@@ -28,15 +28,15 @@ pub(super) struct Record {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum ExpectedStep {
     /// A restart is due within this interval.
     Restart { from: Instant, by: Instant },
     /// The job is over for this reason.
-    End(Why),
+    End(EndReason),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum EndReason {
     Stuck,
     Rule(RuleAction),
     NoProgress,
@@ -118,19 +118,19 @@ impl Rule {
 
 impl Turn<'_> {
     /// What is due now, if a generation has failed and its last worker is gone.
-    pub(super) fn due_decision(&self) -> Option<Due> {
+    pub(super) fn due_decision(&self) -> Option<ExpectedStep> {
         let oracle = self.oracle;
         let (local_rank, own) = blamed(self).filter(|_| !self.is_others())?;
         if matches!(self.cause(), Some(Cause::Stuck(_))) {
-            return Some(Due::End(Why::Stuck));
+            return Some(ExpectedStep::End(EndReason::Stuck));
         }
         let policy = &oracle.setup.policy;
         let rule = policy.rules.iter().flatten().find(|rule| rule.matches(local_rank, own));
         if let Some(rule) = rule.filter(|rule| rule.then != RuleAction::Restart) {
-            return Some(Due::End(Why::Rule(rule.then)));
+            return Some(ExpectedStep::End(EndReason::Rule(rule.then)));
         }
         if policy.progress.is_some_and(|most| oracle.record.probes_without_progress() >= most) {
-            return Some(Due::End(Why::NoProgress));
+            return Some(ExpectedStep::End(EndReason::NoProgress));
         }
         let (base, age) = (self.decided_at(), oracle.life.age());
         let wait =
@@ -140,9 +140,9 @@ impl Turn<'_> {
         let (from, by) = (base + wait.0, (base + wait.1).max(held));
         let lived = (age, oracle.life.span(self.now));
         Some(match oracle.record.allows((policy, oracle.setup.max_restarts), lived) {
-            false => Due::End(Why::Budget),
-            true if oracle.life.is_without_devices => Due::End(Why::Devices),
-            true => Due::Restart { from, by },
+            false => ExpectedStep::End(EndReason::Budget),
+            true if oracle.life.is_without_devices => ExpectedStep::End(EndReason::Devices),
+            true => ExpectedStep::Restart { from, by },
         })
     }
 
@@ -164,8 +164,8 @@ impl Turn<'_> {
     }
 
     /// Whether a restart may come too late for the time limit, and whether it certainly does.
-    pub(super) fn restart_is_too_late(&self, due: Due) -> (bool, bool) {
-        let (Due::Restart { from, by }, Some(end)) = (due, self.oracle.time_limit_at()) else {
+    pub(super) fn restart_is_too_late(&self, due: ExpectedStep) -> (bool, bool) {
+        let (ExpectedStep::Restart { from, by }, Some(end)) = (due, self.oracle.time_limit_at()) else {
             return (false, false);
         };
         (end <= by.max(self.now) + ROUNDING, end <= from.max(self.now))
@@ -215,7 +215,7 @@ pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
     let is_within =
         oracle.record.allows((policy, oracle.setup.max_restarts), (oracle.life.age(), oracle.life.span(at)));
     require(is_within, || format!("a restart beyond the budget: {:?}", oracle.record))?;
-    let Some(Due::Restart { from, by }) = turn.due_decision() else { return Ok(()) };
+    let Some(ExpectedStep::Restart { from, by }) = turn.due_decision() else { return Ok(()) };
     require(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
     require(at <= oracle.action_late_from(by), || format!("{:?} after the back-off is over", at - by))
 }
@@ -245,7 +245,7 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
     if oracle.open_question.is_some() {
         return Ok(());
     }
-    let Some(Due::Restart { by, .. }) = turn.due_decision() else { return Ok(()) };
+    let Some(ExpectedStep::Restart { by, .. }) = turn.due_decision() else { return Ok(()) };
     require(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
         format!(
             "the restart is due in {:?}, and no wakeup is planned",
@@ -265,7 +265,7 @@ pub(super) fn due_restarts_happen(turn: &Turn<'_>) -> Verdict {
     {
         return Ok(());
     }
-    let Some(due @ Due::Restart { .. }) = turn.due_decision() else { return Ok(()) };
+    let Some(due @ ExpectedStep::Restart { .. }) = turn.due_decision() else { return Ok(()) };
     require(turn.restart_is_too_late(due).0, || {
         format!("the job ends, where a restart was due: {:?}", turn.oracle.record)
     })

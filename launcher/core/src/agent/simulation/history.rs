@@ -4,7 +4,7 @@
 //! Every list is a history: a choice that is impossible where it stands (no worker is left to end) does
 //! nothing.
 
-use super::others::Elsewhere;
+use super::others::PeerEvent;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::posix::{Exit, Signal};
 
@@ -45,27 +45,27 @@ pub(super) struct History {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Event {
-    pub(super) what: What,
+    pub(super) what: EventKind,
     /// The agent sees it in one turn with the next event.
     pub(super) held: bool,
 }
 
 /// An event. A worker is given by its index among the workers that can do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum EventKind {
     /// Time passes, in milliseconds.
     Wait(u32),
     /// Time passes until the machine or a worker has a deadline.
     NextMoment,
     /// A worker ends by itself.
-    Ends { worker: u32, exit: Exit, wrote: Wrote },
+    Ends { worker: u32, exit: Exit, wrote: ErrorFileContent },
     /// All workers end by a signal, or with a code because of it. The launcher is told to stop by the same
     /// signal this many milliseconds later, or earlier if negative.
     HitsAll { signal: Signal, code: Option<i32>, launcher: i32 },
     /// The launcher is told to stop.
-    Stop { signal: Signal, by: Way },
+    Stop { signal: Signal, by: SignalPath },
     /// The whole job is suspended for this many milliseconds (Ctrl-Z).
-    Halts(u32),
+    SuspendsFor(u32),
     /// The whole job is suspended until it goes on or is told to stop.
     Suspends,
     /// The suspended job goes on.
@@ -83,14 +83,14 @@ pub(super) enum What {
     /// The user starts the external worker by hand.
     StartsExternalWorker,
     /// An event on the other nodes.
-    Elsewhere(Elsewhere),
+    PeerEvent(PeerEvent),
     /// An event of the last generation arrives late.
-    Stale(Stale),
+    LateInput(LateInput),
 }
 
 /// The content of a worker's error file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wrote {
+pub(super) enum ErrorFileContent {
     Nothing,
     /// A failure of its own.
     Own,
@@ -102,7 +102,7 @@ pub(super) enum Wrote {
 
 /// How a signal reaches the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum SignalPath {
     /// Through the guard: the second one kills.
     Guard,
     /// Sent to the agent itself, as schedulers do.
@@ -111,34 +111,34 @@ pub(super) enum Way {
 
 /// What can arrive late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stale {
+pub(super) enum LateInput {
     Exited,
-    Looked,
-    JoinsSeen,
+    DStateProbed,
+    JoinedProbed,
     RanksCollected,
     ExternalWorkerStarted,
     StartFailed,
     DevicesChecked,
-    Reseated,
-    ProgressSeen,
+    DevicesReassigned,
+    ProgressProbed,
 }
 
 impl Event {
     fn random(random: &mut Random) -> Self {
-        Self { what: What::random(random), held: random.one_in(4) }
+        Self { what: EventKind::random(random), held: random.one_in(4) }
     }
 }
 
-impl What {
+impl EventKind {
     fn random(random: &mut Random) -> Self {
         let worker = random.below(MOST_WORKERS);
         match random.below(40) {
             0..3 => Self::Wait(random.pick(&[1, 40, 300, 1_100, 2_500])),
             3..10 => Self::NextMoment,
-            10..20 => Self::Ends { worker, exit: exit(random), wrote: Wrote::random(random) },
+            10..20 => Self::Ends { worker, exit: exit(random), wrote: ErrorFileContent::random(random) },
             20..23 => Self::Stop {
                 signal: random.pick(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]),
-                by: random.pick(&[Way::Guard, Way::Guard, Way::Direct]),
+                by: random.pick(&[SignalPath::Guard, SignalPath::Guard, SignalPath::Direct]),
             },
             23 => Self::Pass(Signal::SIGUSR1),
             24 => Self::BecomesUninterruptible(worker),
@@ -153,28 +153,33 @@ impl What {
                 code: random.pick(&[None, Some(1)]),
                 launcher: random.pick(&[-600, -50, 0, 50, 499, 600]),
             },
-            32..38 => Self::Elsewhere(Elsewhere::random(random)),
+            32..38 => Self::PeerEvent(PeerEvent::random(random)),
             31 => {
                 let lasted = random.pick(&[40, 600, 20_000]);
-                random.pick(&[Self::Halts(lasted), Self::Halts(lasted), Self::Suspends, Self::Resumes])
+                random.pick(&[
+                    Self::SuspendsFor(lasted),
+                    Self::SuspendsFor(lasted),
+                    Self::Suspends,
+                    Self::Resumes,
+                ])
             }
             38 => Self::RequestRestart,
-            _ => Self::Stale(random.pick(&[
-                Stale::Exited,
-                Stale::Looked,
-                Stale::JoinsSeen,
-                Stale::RanksCollected,
-                Stale::ExternalWorkerStarted,
-                Stale::StartFailed,
-                Stale::DevicesChecked,
-                Stale::Reseated,
-                Stale::ProgressSeen,
+            _ => Self::LateInput(random.pick(&[
+                LateInput::Exited,
+                LateInput::DStateProbed,
+                LateInput::JoinedProbed,
+                LateInput::RanksCollected,
+                LateInput::ExternalWorkerStarted,
+                LateInput::StartFailed,
+                LateInput::DevicesChecked,
+                LateInput::DevicesReassigned,
+                LateInput::ProgressProbed,
             ])),
         }
     }
 }
 
-impl Wrote {
+impl ErrorFileContent {
     fn random(random: &mut Random) -> Self {
         match random.below(6) {
             0 => Self::Own,

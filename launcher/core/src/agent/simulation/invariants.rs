@@ -13,7 +13,7 @@ use crate::posix::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::budget::{Due, Why, budget_is_kept, due_restarts_happen, wait_has_an_end};
+use super::budget::{EndReason, ExpectedStep, budget_is_kept, due_restarts_happen, wait_has_an_end};
 use super::causes::invariant_5;
 use super::limits::{limits_are_enforced, ranks_are_collected_before_the_stop, window_is_kept};
 use super::node::{Node, Process};
@@ -407,7 +407,7 @@ fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let is_over = turn.oracle.peers.over.is_some();
     require(!is_over || !starts, || "a start after the job is closed".to_owned())?;
     let due = if restarts { turn.due_decision() } else { None };
-    let is_forbidden = matches!(due, Some(Due::End(why)) if why != Why::Budget);
+    let is_forbidden = matches!(due, Some(ExpectedStep::End(why)) if why != EndReason::Budget);
     require(!is_forbidden, || format!("a start where {due:?}"))?;
     let has_looked = matches!(turn.oracle.life.last_answer, Some((Question::Progress, _)));
     let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;

@@ -55,12 +55,12 @@ pub(super) struct Mutant {
     setup: Setup,
     generation: Generation,
     was_ready: bool,
-    doing: Doing,
+    phase: MutantPhase,
 }
 
 /// The machine's state as seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doing {
+enum MutantPhase {
     Running,
     Stopping,
     Killing,
@@ -71,33 +71,37 @@ enum Doing {
 
 impl Mutant {
     pub(super) fn new(fault: Fault, setup: &Setup) -> Self {
-        let (generation, doing) = (Generation(0), Doing::Nothing);
-        Self { real: faulty_state(fault, setup), fault, setup: *setup, generation, was_ready: false, doing }
+        let (generation, phase) = (Generation(0), MutantPhase::Nothing);
+        Self { real: faulty_state(fault, setup), fault, setup: *setup, generation, was_ready: false, phase }
     }
 
     /// The inputs that the real machine gets instead.
     fn alter_input(&mut self, input: Input) -> Vec<Input> {
         let was_ready = std::mem::replace(&mut self.was_ready, true);
-        match (self.fault, self.doing, input) {
-            (Fault::StartsBesideTheOld, Doing::Stopping | Doing::Killing, input @ Input::Exited { .. }) => {
-                self.with_all_ended(input, Exit::Signal { number: libc::SIGTERM, core_dumped: false })
-            }
-            (Fault::DoesNotWait, Doing::Running, input @ Input::Exited { .. }) => {
+        match (self.fault, self.phase, input) {
+            (
+                Fault::StartsBesideTheOld,
+                MutantPhase::Stopping | MutantPhase::Killing,
+                input @ Input::Exited { .. },
+            ) => self.with_all_ended(input, Exit::Signal { number: libc::SIGTERM, core_dumped: false }),
+            (Fault::DoesNotWait, MutantPhase::Running, input @ Input::Exited { .. }) => {
                 self.with_all_ended(input, Exit::Code(0))
             }
             (Fault::CountsEndsTwice, _, input @ Input::Exited { .. }) => vec![input.clone(), input],
             (Fault::StartsAtOnce, _, input) if !was_ready => vec![Input::Ready, input],
-            (Fault::NeverGivesUp, Doing::Killing, Input::DeadlinePassed)
-            | (Fault::DeafWhileChecking, Doing::Checking, Input::StopRequested { .. })
-            | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { is_second: false, .. }) => {
-                Vec::new()
-            }
+            (Fault::NeverGivesUp, MutantPhase::Killing, Input::DeadlinePassed)
+            | (Fault::DeafWhileChecking, MutantPhase::Checking, Input::StopRequested { .. })
+            | (
+                Fault::DeafWhileStopping,
+                MutantPhase::Stopping,
+                Input::StopRequested { is_second: false, .. },
+            ) => Vec::new(),
             (fault, _, Input::StopRequested { .. }) if self.ignores_in_shutdown(fault) => Vec::new(),
             (Fault::IgnoresARestartRequest, _, Input::RestartRequested) => Vec::new(),
             (Fault::RestartsWhileSuspended, _, Input::RestartRequested) if self.real.is_suspended() => {
                 vec![Input::ResumeRequested, Input::RestartRequested]
             }
-            (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
+            (Fault::KillsEarly, MutantPhase::Stopping, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, is_second: true }]
             }
             (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
@@ -112,7 +116,7 @@ impl Mutant {
             (Fault::ForgivesTheMissing, _, Input::JoinedProbed { generation, at, .. }) => {
                 vec![Input::JoinedProbed { generation, at, missing: Vec::new() }]
             }
-            (Fault::BlamesTheWarned, Doing::Running, Input::Exited { generation, mut end })
+            (Fault::BlamesTheWarned, MutantPhase::Running, Input::Exited { generation, mut end })
                 if self.setup.is_exit_by_warning(end.exit) =>
             {
                 end.exit = Exit::Code(1);
@@ -142,8 +146,8 @@ impl Mutant {
     /// The same for inputs about other nodes.
     fn alter_peer_input(&self, input: Input) -> Vec<Input> {
         let lost = || Input::Changed(MembershipChange::Lost(lost_node(LossRole::EndsRound)));
-        match (self.fault, self.doing, input) {
-            (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
+        match (self.fault, self.phase, input) {
+            (Fault::RunsOnAlone, MutantPhase::Running, Input::Changed(_)) => Vec::new(),
             (Fault::OutlivesTheLease, _, Input::Changed(MembershipChange::CutOff { .. })) => vec![lost()],
             (Fault::TakesTheBlame, _, Input::LostNodeFound(_)) => vec![Input::LostNodeFound(None)],
             (Fault::DeafWhileJoining, _, Input::StopRequested { .. })
@@ -151,7 +155,7 @@ impl Mutant {
             {
                 Vec::new()
             }
-            (Fault::RestartsAfterTheClose, Doing::Running, Input::Over(_)) => vec![lost()],
+            (Fault::RestartsAfterTheClose, MutantPhase::Running, Input::Over(_)) => vec![lost()],
             (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::Failed(_))) => {
                 vec![Input::Changed(MembershipChange::from(note_with_loss(None)))]
             }
@@ -237,7 +241,7 @@ impl Mutant {
             }
             Fault::WarningStops if actions.iter().any(is_warning) => actions.push(self.stop_of_all()),
             Fault::SpeaksAfterTheEnd
-                if self.doing == Doing::Nothing && self.was_ready && actions.is_empty() =>
+                if self.phase == MutantPhase::Nothing && self.was_ready && actions.is_empty() =>
             {
                 actions.push(Action::Emit(JobEvent::CheckingDevices));
             }
@@ -359,19 +363,19 @@ impl Mutant {
 
     fn watch(&mut self, actions: &[Action]) {
         for action in actions {
-            self.doing = match action {
+            self.phase = match action {
                 Action::Start { generation, .. } => {
                     self.generation = *generation;
-                    Doing::Running
+                    MutantPhase::Running
                 }
-                Action::Signal { signal: Signal::SIGKILL, .. } => Doing::Killing,
-                Action::Signal { .. } => Doing::Stopping,
+                Action::Signal { signal: Signal::SIGKILL, .. } => MutantPhase::Killing,
+                Action::Signal { .. } => MutantPhase::Stopping,
                 Action::ProbeDevices { .. }
                 | Action::ReassignDevices { .. }
-                | Action::ProbeProgress { .. } => Doing::Checking,
-                Action::Exit { .. } => Doing::Nothing,
-                Action::Finish(_) => Doing::ShuttingDown,
-                _ => self.doing,
+                | Action::ProbeProgress { .. } => MutantPhase::Checking,
+                Action::Exit { .. } => MutantPhase::Nothing,
+                Action::Finish(_) => MutantPhase::ShuttingDown,
+                _ => self.phase,
             };
         }
     }
@@ -380,9 +384,9 @@ impl Mutant {
 impl Machine for Mutant {
     fn deadline(&self) -> Option<Instant> {
         let deadline = self.real.deadline();
-        match (self.fault, self.doing) {
-            (Fault::KillsLate, Doing::Stopping) => deadline.map(|at| at + Duration::from_millis(200)),
-            (Fault::HasNoDeadline, Doing::Stopping) => None,
+        match (self.fault, self.phase) {
+            (Fault::KillsLate, MutantPhase::Stopping) => deadline.map(|at| at + Duration::from_millis(200)),
+            (Fault::HasNoDeadline, MutantPhase::Stopping) => None,
             (Fault::ClosesTheWindowLate, _) if self.is_undecided() => {
                 deadline.map(|at| at + Duration::from_millis(200))
             }

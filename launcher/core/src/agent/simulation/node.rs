@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
-use super::history::Wrote;
-use super::setup::{Setup, Temper};
+use super::history::ErrorFileContent;
+use super::setup::{Setup, StopReaction};
 use crate::posix::{Exit, Pid, Signal};
 
 #[derive(Debug)]
@@ -15,53 +15,53 @@ pub(super) struct Process {
     pub(super) pid: Pid,
     /// The user started it: the external worker.
     pub(super) is_external: bool,
-    pub(super) state: Being,
+    pub(super) state: ProcessState,
     /// The stop signals that it got.
     pub(super) signals: Vec<Signal>,
     /// How and when it will end because of them.
-    planned_end: Option<Due>,
+    planned_end: Option<PendingExit>,
 }
 
 /// The state of a worker process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Being {
-    Awake,
+pub(super) enum ProcessState {
+    Running,
     /// It is uninterruptible (state `D`).
     Uninterruptible,
     /// It has ended, and the machine does not know yet.
-    Gone,
+    Exited,
     /// The machine was told of its exit.
-    Known,
+    ExitReported,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Due {
+struct PendingExit {
     at: Instant,
     exit: Exit,
-    wrote: Wrote,
+    wrote: ErrorFileContent,
 }
 
 /// The exit of a worker.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ended {
+pub(super) struct EndedWorker {
     pub(super) generation: Generation,
     pub(super) local_rank: LocalRank,
     pub(super) pid: Pid,
     pub(super) exit: Exit,
-    pub(super) wrote: Wrote,
+    pub(super) wrote: ErrorFileContent,
 }
 
 impl Process {
     pub(super) const fn is_alive(&self) -> bool {
-        matches!(self.state, Being::Awake | Being::Uninterruptible)
+        matches!(self.state, ProcessState::Running | ProcessState::Uninterruptible)
     }
 
     pub(super) const fn is_uninterruptible(&self) -> bool {
-        matches!(self.state, Being::Uninterruptible)
+        matches!(self.state, ProcessState::Uninterruptible)
     }
 
     pub(super) const fn is_known(&self) -> bool {
-        matches!(self.state, Being::Known)
+        matches!(self.state, ProcessState::ExitReported)
     }
 
     /// True if it died of a signal that we sent.
@@ -69,10 +69,10 @@ impl Process {
         matches!(exit, Exit::Signal { number, .. } if self.signals.iter().any(|told| *told as i32 == number))
     }
 
-    fn end(&mut self, exit: Exit, wrote: Wrote) -> Ended {
-        self.state = Being::Gone;
+    fn end(&mut self, exit: Exit, wrote: ErrorFileContent) -> EndedWorker {
+        self.state = ProcessState::Exited;
         let Self { generation, local_rank, pid, .. } = *self;
-        Ended { generation, local_rank, pid, exit, wrote }
+        EndedWorker { generation, local_rank, pid, exit, wrote }
     }
 }
 
@@ -87,14 +87,14 @@ pub(super) struct Node {
 /// A process that the workers left running.
 #[derive(Debug)]
 pub(super) struct Leftover {
-    temper: Temper,
+    reaction: StopReaction,
     planned_end: Option<Instant>,
     is_gone: bool,
 }
 
 impl Leftover {
-    pub(super) const fn new(temper: Temper) -> Self {
-        Self { temper, planned_end: None, is_gone: false }
+    pub(super) const fn new(reaction: StopReaction) -> Self {
+        Self { reaction, planned_end: None, is_gone: false }
     }
 }
 
@@ -106,7 +106,7 @@ impl Node {
             local_rank,
             pid,
             is_external,
-            state: Being::Awake,
+            state: ProcessState::Running,
             signals: Vec::new(),
             planned_end: None,
         });
@@ -129,27 +129,27 @@ impl Node {
         self.processes.iter_mut().filter(|process| process.is_alive() && fits(process)).nth(index)
     }
 
-    pub(super) fn end(&mut self, index: u32, exit: Exit, wrote: Wrote) -> Option<Ended> {
+    pub(super) fn end(&mut self, index: u32, exit: Exit, wrote: ErrorFileContent) -> Option<EndedWorker> {
         Some(self.living(index, |process| !process.is_uninterruptible())?.end(exit, wrote))
     }
 
     /// Ends all processes that can end.
-    pub(super) fn end_all(&mut self, exit: Exit) -> Vec<Ended> {
-        let awake = self.processes.iter_mut().filter(|process| process.state == Being::Awake);
-        awake.map(|process| process.end(exit, Wrote::Nothing)).collect()
+    pub(super) fn end_all(&mut self, exit: Exit) -> Vec<EndedWorker> {
+        let awake = self.processes.iter_mut().filter(|process| process.state == ProcessState::Running);
+        awake.map(|process| process.end(exit, ErrorFileContent::Nothing)).collect()
     }
 
     /// Kills all workers that were not started by hand; an uninterruptible one ends later.
-    pub(super) fn kill_all(&mut self, now: Instant) -> Vec<Ended> {
+    pub(super) fn kill_all(&mut self, now: Instant) -> Vec<EndedWorker> {
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         let launched = self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_external);
         let mut ended = Vec::new();
         for process in launched {
             process.signals.push(Signal::SIGKILL);
             if process.is_uninterruptible() {
-                process.planned_end = Some(Due { at: now, exit, wrote: Wrote::Nothing });
+                process.planned_end = Some(PendingExit { at: now, exit, wrote: ErrorFileContent::Nothing });
             } else {
-                ended.push(process.end(exit, Wrote::Nothing));
+                ended.push(process.end(exit, ErrorFileContent::Nothing));
             }
         }
         ended
@@ -161,7 +161,7 @@ impl Node {
 
     pub(super) fn mark_known(&mut self, pid: Pid) {
         if let Some(process) = self.processes.iter_mut().find(|process| process.pid == pid) {
-            process.state = Being::Known;
+            process.state = ProcessState::ExitReported;
         }
     }
 
@@ -180,8 +180,8 @@ impl Node {
         };
         for process in self.processes.iter_mut().filter(meant) {
             process.signals.push(signal);
-            let temper = setup.tempers[process.local_rank.0 as usize];
-            let Some(due) = react(temper, signal, now) else { continue };
+            let reaction = setup.reactions[process.local_rank.0 as usize];
+            let Some(due) = react(reaction, signal, now) else { continue };
             if process.planned_end.is_none_or(|before| due.at < before.at) || signal == Signal::SIGKILL {
                 process.planned_end = Some(due);
             }
@@ -193,7 +193,7 @@ impl Node {
         let Some(leftover) = self.leftover.as_mut().filter(|leftover| !leftover.is_gone) else {
             return false;
         };
-        let due = signal.and_then(|signal| react(leftover.temper, signal, now)).map(|due| due.at);
+        let due = signal.and_then(|signal| react(leftover.reaction, signal, now)).map(|due| due.at);
         leftover.planned_end = leftover.planned_end.into_iter().chain(due).min();
         true
     }
@@ -230,7 +230,7 @@ impl Node {
     }
 
     /// Ends the processes that are due.
-    pub(super) fn end_due_processes(&mut self, now: Instant) -> Vec<Ended> {
+    pub(super) fn end_due_processes(&mut self, now: Instant) -> Vec<EndedWorker> {
         let mut ended = Vec::new();
         for process in
             self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_uninterruptible())
@@ -243,15 +243,15 @@ impl Node {
     }
 }
 
-fn react(temper: Temper, signal: Signal, now: Instant) -> Option<Due> {
+fn react(reaction: StopReaction, signal: Signal, now: Instant) -> Option<PendingExit> {
     let by_signal = Exit::Signal { number: signal as i32, core_dumped: false };
-    let (after, exit, wrote) = match temper {
-        _ if signal == Signal::SIGKILL => (0, by_signal, Wrote::Nothing),
-        Temper::Obeys { after } => (after, by_signal, Wrote::Nothing),
-        Temper::Complains { after } => (after, by_signal, Wrote::Own),
-        Temper::Handles { after, code } => (after, Exit::Code(code), Wrote::Nothing),
-        Temper::DeafTo(deaf) if deaf != signal => (0, by_signal, Wrote::Nothing),
-        Temper::DeafTo(_) | Temper::Ignores => return None,
+    let (after, exit, wrote) = match reaction {
+        _ if signal == Signal::SIGKILL => (0, by_signal, ErrorFileContent::Nothing),
+        StopReaction::Obeys { after } => (after, by_signal, ErrorFileContent::Nothing),
+        StopReaction::Complains { after } => (after, by_signal, ErrorFileContent::Own),
+        StopReaction::Handles { after, code } => (after, Exit::Code(code), ErrorFileContent::Nothing),
+        StopReaction::DeafTo(deaf) if deaf != signal => (0, by_signal, ErrorFileContent::Nothing),
+        StopReaction::DeafTo(_) | StopReaction::Ignores => return None,
     };
-    Some(Due { at: now + Duration::from_millis(u64::from(after)), exit, wrote })
+    Some(PendingExit { at: now + Duration::from_millis(u64::from(after)), exit, wrote })
 }

@@ -9,7 +9,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::budget::Record;
 use super::node::Node;
-use super::others::{Known, LONGEST_LOST_NODE_QUERY, PeerFailure};
+use super::others::{LONGEST_LOST_NODE_QUERY, PeerFailure, PeerOracle};
 use super::setup::{Setup, millis};
 use crate::agent::leftovers::LeftoverStep;
 use crate::agent::message::{Action, Input};
@@ -58,7 +58,7 @@ pub(super) struct Oracle {
     pub(super) is_drained: bool,
     pub(super) is_reported: bool,
     pub(super) record: Record,
-    pub(super) peers: Known,
+    pub(super) peers: PeerOracle,
     pub(super) life: GenerationRecord,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct GenerationRecord {
     pub(super) began: Option<Instant>,
     /// A worker that ended by a signal that may be about to reach the launcher too: nothing may follow from
     /// it at first.
-    pub(super) suspect: Option<Suspect>,
+    pub(super) suspect: Option<PossibleFailure>,
     /// From when on the workers may join the store: their start, shifted by suspensions.
     pub(super) joins_from: Option<Instant>,
     /// How long the generation was suspended while it lived.
@@ -128,7 +128,7 @@ pub(super) struct GenerationRecord {
 
 /// A worker that may or may not have failed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Suspect {
+pub(super) struct PossibleFailure {
     pub(super) local_rank: LocalRank,
     pub(super) at: Instant,
 }
@@ -180,7 +180,7 @@ impl Oracle {
             is_drained: false,
             is_reported: false,
             record: Record::default(),
-            peers: Known::default(),
+            peers: PeerOracle::default(),
             life: GenerationRecord::default(),
         }
     }
@@ -426,7 +426,7 @@ impl GenerationRecord {
             return;
         }
         if may_hit_launcher {
-            self.suspect = Some(Suspect { local_rank: end.local_rank, at: now });
+            self.suspect = Some(PossibleFailure { local_rank: end.local_rank, at: now });
             self.ends_before = self.ends.len();
             self.ended = Some(now);
         } else {

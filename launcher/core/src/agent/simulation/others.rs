@@ -29,7 +29,7 @@ pub(super) const ELSEWHERE: u32 = 7;
 
 /// An event on the other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Elsewhere {
+pub(super) enum PeerEvent {
     /// The round is complete that this node has joined.
     Completes,
     PeerFails,
@@ -49,7 +49,7 @@ pub(super) enum Elsewhere {
     Fails,
 }
 
-impl Elsewhere {
+impl PeerEvent {
     pub(super) fn random(random: &mut Random) -> Self {
         random.pick(&[
             Self::Completes,
@@ -78,7 +78,7 @@ impl Elsewhere {
 
 /// The state of the rendezvous, which changes before the agent is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Stance {
+enum RoundMembership {
     #[default]
     Idle,
     Joining,
@@ -91,7 +91,7 @@ enum Stance {
 /// The rendezvous of a virtual node.
 #[derive(Debug, Default)]
 pub(super) struct Rendezvous {
-    stance: Stance,
+    membership: RoundMembership,
     rounds: u64,
 }
 
@@ -110,53 +110,55 @@ impl Rendezvous {
     }
 
     pub(super) const fn join(&mut self) {
-        self.stance = Stance::Joining;
+        self.membership = RoundMembership::Joining;
     }
 
     pub(super) fn succeed(&mut self) {
-        if self.stance == Stance::Member {
-            self.stance = Stance::Succeeded;
+        if self.membership == RoundMembership::Member {
+            self.membership = RoundMembership::Succeeded;
         }
     }
 
     /// The input for the agent; `None` if the event is impossible now.
-    pub(super) fn happen(&mut self, what: Elsewhere, now: Instant) -> Option<Input> {
-        let is_member = matches!(self.stance, Stance::Member | Stance::Succeeded);
+    pub(super) fn happen(&mut self, what: PeerEvent, now: Instant) -> Option<Input> {
+        let is_member = matches!(self.membership, RoundMembership::Member | RoundMembership::Succeeded);
         let change = |change| is_member.then_some(Input::Changed(change));
         let node = NodeName::of_host("th2");
         match what {
-            Elsewhere::Completes if self.stance == Stance::Joining => {
-                self.stance = Stance::Member;
+            PeerEvent::Completes if self.membership == RoundMembership::Joining => {
+                self.membership = RoundMembership::Member;
                 self.rounds += 1;
                 Some(Input::Joined(Box::new(round(self.rounds))))
             }
-            Elsewhere::Completes => None,
-            Elsewhere::PeerFails => change(MembershipChange::from(note())),
-            Elsewhere::PeerLoses(rank) => {
+            PeerEvent::Completes => None,
+            PeerEvent::PeerFails => change(MembershipChange::from(note())),
+            PeerEvent::PeerLoses(rank) => {
                 let lost = Some(PeerLoss::Rank(Rank(rank)));
                 change(MembershipChange::from(note_with_loss(lost)))
             }
-            Elsewhere::PeerIsLost => change(MembershipChange::Lost(lost_node(LossRole::EndsRound))),
-            Elsewhere::PeerReportsLoss => change(MembershipChange::Lost(lost_node(LossRole::FirstFailure))),
-            Elsewhere::NodeWaits => change(MembershipChange::NodeWaits { node }),
-            Elsewhere::CutsOff(left) => change(MembershipChange::CutOff { kill_by: now + millis(left) }),
-            Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
-            Elsewhere::Closes => self.over(RendezvousEnd::Closed { failure: Some(note()) }),
-            Elsewhere::EndsByRule(then) => {
+            PeerEvent::PeerIsLost => change(MembershipChange::Lost(lost_node(LossRole::EndsRound))),
+            PeerEvent::PeerReportsLoss => change(MembershipChange::Lost(lost_node(LossRole::FirstFailure))),
+            PeerEvent::NodeWaits => change(MembershipChange::NodeWaits { node }),
+            PeerEvent::CutsOff(left) => change(MembershipChange::CutOff { kill_by: now + millis(left) }),
+            PeerEvent::AllSucceed => {
+                (self.membership == RoundMembership::Succeeded).then_some(Input::AllSucceeded)
+            }
+            PeerEvent::Closes => self.over(RendezvousEnd::Closed { failure: Some(note()) }),
+            PeerEvent::EndsByRule(then) => {
                 let rule = RuleNote { text: "exit=1".to_owned(), then };
                 self.over(RendezvousEnd::ByRule { rule, failure: Some(note()) })
             }
-            Elsewhere::NotNeeded => self.over(RendezvousEnd::NotNeeded),
-            Elsewhere::Fails => {
+            PeerEvent::NotNeeded => self.over(RendezvousEnd::NotNeeded),
+            PeerEvent::Fails => {
                 self.over(RendezvousEnd::Failed { kill_by: None, error: rendezvous_failure() })
             }
         }
     }
 
     fn over(&mut self, ending: RendezvousEnd) -> Option<Input> {
-        let is_in = !matches!(self.stance, Stance::Idle | Stance::Out);
+        let is_in = !matches!(self.membership, RoundMembership::Idle | RoundMembership::Out);
         is_in.then(|| {
-            self.stance = Stance::Out;
+            self.membership = RoundMembership::Out;
             Input::Over(ending)
         })
     }
@@ -222,7 +224,7 @@ impl GenerationRecord {
 
 /// The oracle's record of the other nodes.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct PeerOracle {
     /// The machine waits for a round.
     pub(super) is_joining: bool,
     /// The last round that included this node.

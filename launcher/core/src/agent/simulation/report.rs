@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::history::{Event, History, What, Wrote};
+use super::history::{ErrorFileContent, Event, EventKind, History};
 use super::invariants::Broken;
 use super::mutants::Machine;
-use super::setup::{Policy, Setup, Temper, Wait};
+use super::setup::{Policy, Setup, StopReaction, Wait};
 use super::world::run_history;
 use crate::posix::Exit;
 
@@ -115,17 +115,18 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { meets: true, ..*setup },
         Setup { workers: without_one(setup), ..*setup },
     ];
-    let tempers = (0..setup.tempers.len()).flat_map(move |at| {
-        [Temper::Obeys { after: 0 }, Temper::Ignores].into_iter().filter_map(move |temper| {
-            let mut tempers = setup.tempers;
-            let is_simpler = !matches!(tempers[at], Temper::Ignores | Temper::Obeys { after: 0 })
-                || temper == Temper::Obeys { after: 0 };
-            tempers[at] = temper;
-            is_simpler.then_some(Setup { tempers, ..*setup })
+    let reactions = (0..setup.reactions.len()).flat_map(move |at| {
+        [StopReaction::Obeys { after: 0 }, StopReaction::Ignores].into_iter().filter_map(move |reaction| {
+            let mut reactions = setup.reactions;
+            let is_simpler =
+                !matches!(reactions[at], StopReaction::Ignores | StopReaction::Obeys { after: 0 })
+                    || reaction == StopReaction::Obeys { after: 0 };
+            reactions[at] = reaction;
+            is_simpler.then_some(Setup { reactions, ..*setup })
         })
     });
     let policies = simpler_policies(setup.policy).map(|policy| Setup { policy, ..*setup });
-    fields.into_iter().chain(policies).chain(tempers).filter(move |simpler| simpler != setup)
+    fields.into_iter().chain(policies).chain(reactions).filter(move |simpler| simpler != setup)
 }
 
 fn simpler_policies(policy: Policy) -> impl Iterator<Item = Policy> {
@@ -149,34 +150,36 @@ fn without_one(setup: &Setup) -> u32 {
 }
 
 fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
-    let ends = |worker, exit, wrote| What::Ends { worker, exit, wrote };
+    let ends = |worker, exit, wrote| EventKind::Ends { worker, exit, wrote };
     let simpler = match event.what {
-        What::Ends { worker, exit, wrote } => {
+        EventKind::Ends { worker, exit, wrote } => {
             let success = matches!(exit, Exit::Code(0));
             vec![
-                ends(worker, exit, Wrote::Nothing),
+                ends(worker, exit, ErrorFileContent::Nothing),
                 ends(worker, if success { exit } else { Exit::Code(1) }, wrote),
                 ends(worker.saturating_sub(1), exit, wrote),
             ]
         }
-        What::Wait(_) => vec![What::NextMoment],
-        What::BecomesUninterruptible(worker) => vec![What::BecomesUninterruptible(worker.saturating_sub(1))],
-        What::WakesUp(worker) => vec![What::WakesUp(worker.saturating_sub(1))],
-        What::HitsAll { signal, code, launcher } if launcher != 0 => {
-            vec![What::HitsAll { signal, code, launcher: 0 }]
+        EventKind::Wait(_) => vec![EventKind::NextMoment],
+        EventKind::BecomesUninterruptible(worker) => {
+            vec![EventKind::BecomesUninterruptible(worker.saturating_sub(1))]
         }
-        What::NextMoment
-        | What::Halts(_)
-        | What::Suspends
-        | What::Resumes
-        | What::HitsAll { .. }
-        | What::Stop { .. }
-        | What::Pass(_)
-        | What::Answer { .. }
-        | What::StartsExternalWorker
-        | What::Elsewhere(_)
-        | What::RequestRestart
-        | What::Stale(_) => Vec::new(),
+        EventKind::WakesUp(worker) => vec![EventKind::WakesUp(worker.saturating_sub(1))],
+        EventKind::HitsAll { signal, code, launcher } if launcher != 0 => {
+            vec![EventKind::HitsAll { signal, code, launcher: 0 }]
+        }
+        EventKind::NextMoment
+        | EventKind::SuspendsFor(_)
+        | EventKind::Suspends
+        | EventKind::Resumes
+        | EventKind::HitsAll { .. }
+        | EventKind::Stop { .. }
+        | EventKind::Pass(_)
+        | EventKind::Answer { .. }
+        | EventKind::StartsExternalWorker
+        | EventKind::PeerEvent(_)
+        | EventKind::RequestRestart
+        | EventKind::LateInput(_) => Vec::new(),
     };
     let simpler = simpler.into_iter().map(move |what| Event { what, ..event });
     [Event { held: false, ..event }].into_iter().chain(simpler).filter(move |simpler| *simpler != event)

@@ -48,9 +48,9 @@ pub(super) struct Setup {
     /// The file system of the parent's error file answers.
     pub(super) is_parent_file_quick: bool,
     /// A process that the workers leave running, and how it reacts to a stop signal.
-    pub(super) leftover: Option<Temper>,
+    pub(super) leftover: Option<StopReaction>,
     /// How the workers react to a stop signal, by local rank.
-    pub(super) tempers: [Temper; MOST_WORKERS as usize],
+    pub(super) reactions: [StopReaction; MOST_WORKERS as usize],
     /// Time from start to joining the store; `None` for a worker that never joins.
     pub(super) joins: [Option<u32>; MOST_WORKERS as usize],
     /// Result of the progress check after each generation; `None` if the folder cannot be read.
@@ -100,7 +100,7 @@ pub(super) struct Rule {
 
 /// How a worker reacts to a stop signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Temper {
+pub(super) enum StopReaction {
     /// Dies of it after this many milliseconds.
     Obeys { after: u32 },
     /// Writes an error file, and dies of the signal after this many milliseconds.
@@ -137,7 +137,7 @@ impl Setup {
         leftover: None,
         is_output_read: true,
         is_parent_file_quick: true,
-        tempers: [Temper::Obeys { after: 0 }; MOST_WORKERS as usize],
+        reactions: [StopReaction::Obeys { after: 0 }; MOST_WORKERS as usize],
         joins: [Some(0); MOST_WORKERS as usize],
         files: [None; GENERATIONS],
         start_fails: None,
@@ -151,8 +151,8 @@ impl Setup {
     pub(super) fn random(random: &mut Random) -> Self {
         let workers = 1 + random.below(MOST_WORKERS);
         let external_worker = random.one_in(5).then(|| random.below(workers));
-        let Self { mut tempers, mut joins, mut files, mut graces, .. } = Self::PLAIN;
-        tempers.iter_mut().for_each(|temper| *temper = Temper::random(random));
+        let Self { mut reactions, mut joins, mut files, mut graces, .. } = Self::PLAIN;
+        reactions.iter_mut().for_each(|reaction| *reaction = StopReaction::random(random));
         joins.iter_mut().for_each(|joins| *joins = random.pick(&[Some(0), Some(0), Some(150), None]));
         files.iter_mut().for_each(|file| *file = random.pick(&[None, Some(1), Some(2), Some(3)]));
         if random.one_in(3) {
@@ -179,7 +179,7 @@ impl Setup {
             leftover: None,
             is_output_read: true,
             is_parent_file_quick: true,
-            tempers,
+            reactions,
             joins,
             files,
             start_fails: random.one_in(6).then(|| (random.below(3), random.below(workers + 1))),
@@ -195,7 +195,7 @@ impl Setup {
     pub(super) fn with_random_shutdown(self, random: &mut Random) -> Self {
         Self {
             leftover_wait: random.pick(&[None, Some(0), Some(1_000), Some(30_000)]),
-            leftover: random.one_in(2).then(|| Temper::random(random)),
+            leftover: random.one_in(2).then(|| StopReaction::random(random)),
             is_output_read: !random.one_in(3),
             is_parent_file_quick: !random.one_in(3),
             ..self
@@ -351,7 +351,7 @@ impl Rule {
     }
 }
 
-impl Temper {
+impl StopReaction {
     fn random(random: &mut Random) -> Self {
         let after = random.pick(&[0, 0, 50, 700]);
         match random.below(10) {

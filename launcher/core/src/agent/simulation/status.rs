@@ -1,6 +1,6 @@
 //! Invariant 8: the launcher's exit status.
 
-use super::budget::{Due, Why};
+use super::budget::{EndReason, ExpectedStep};
 use super::invariants::{Turn, Verdict, require};
 use super::oracle::Cause;
 use super::setup::{Setup, millis};
@@ -55,9 +55,9 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
         (None, None) => both(0),
         (Some(Cause::Stop(StopReason::RestartRequest)), None) => or_of_limit(plain),
         (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due_decision() {
-            Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
-            Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),
-            Some(Due::End(Why::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
+            Some(ExpectedStep::End(EndReason::Rule(RuleAction::Succeed))) => both(0),
+            Some(ExpectedStep::End(EndReason::Rule(RuleAction::Requeue))) => both(REQUEUE),
+            Some(ExpectedStep::End(EndReason::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
             Some(due) if turn.given_up().is_empty() => match turn.restart_is_too_late(due) {
                 (_, true) => both(of_limit),
                 (true, false) => (ExitStatus::Code(of_limit), plain),

@@ -9,12 +9,12 @@ use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
 use super::super::tests::launcher_error;
 use super::actions::missing_rank;
-use super::history::{Event, History, Stale, Way, What, Wrote};
+use super::history::{ErrorFileContent, Event, EventKind, History, LateInput, SignalPath};
 use super::invariants::{Broken, Turn, check_invariants};
 use super::mutants::Machine;
-use super::node::{Being, Ended, Node};
+use super::node::{EndedWorker, Node, ProcessState};
 use super::oracle::{Oracle, Question};
-use super::others::{ELSEWHERE, Elsewhere, Rendezvous, lost_node};
+use super::others::{ELSEWHERE, PeerEvent, Rendezvous, lost_node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use super::suspension::check_waiting_inputs;
 use crate::agent::message::{Action, Input, NotJoined};
@@ -95,51 +95,53 @@ impl<M: Machine> World<'_, M> {
         Ok(())
     }
 
-    fn apply_choice(&mut self, what: What) -> Result<(), Vec<Broken>> {
+    fn apply_choice(&mut self, what: EventKind) -> Result<(), Vec<Broken>> {
         match what {
-            What::Wait(time) => {
+            EventKind::Wait(time) => {
                 self.run_turn()?;
                 return self.wait_until(self.now + millis(time));
             }
-            What::NextMoment => {
+            EventKind::NextMoment => {
                 self.run_turn()?;
                 return self.next_moment().map_or(Ok(()), |moment| self.wait_until(moment));
             }
-            What::Ends { worker, exit, wrote } => {
+            EventKind::Ends { worker, exit, wrote } => {
                 let ended = self.node.end(worker, exit, wrote);
                 self.push_exits(ended);
             }
-            What::Halts(lasted) => {
+            EventKind::SuspendsFor(lasted) => {
                 self.run_turn()?;
                 self.queue.push_back(Input::SuspendRequested);
                 self.run_turn()?;
                 self.wait_until(self.now + millis(lasted))?;
                 self.queue.push_back(Input::ResumeRequested);
             }
-            What::Suspends => self.queue.push_back(Input::SuspendRequested),
-            What::Resumes => self.queue.push_back(Input::ResumeRequested),
-            What::HitsAll { signal, code, launcher } => return self.signal_all((signal, code), launcher),
-            What::Stop { signal, by } => {
-                let again = by == Way::Guard && self.has_stop_signal;
-                self.has_stop_signal |= by == Way::Guard;
+            EventKind::Suspends => self.queue.push_back(Input::SuspendRequested),
+            EventKind::Resumes => self.queue.push_back(Input::ResumeRequested),
+            EventKind::HitsAll { signal, code, launcher } => {
+                return self.signal_all((signal, code), launcher);
+            }
+            EventKind::Stop { signal, by } => {
+                let again = by == SignalPath::Guard && self.has_stop_signal;
+                self.has_stop_signal |= by == SignalPath::Guard;
                 self.queue.push_back(Input::StopRequested { signal, is_second: again });
             }
-            What::RequestRestart => self.queue.push_back(Input::RestartRequested),
-            What::Pass(signal) => self.queue.push_back(Input::SignalForwarded { signal }),
-            What::BecomesUninterruptible(worker) => {
+            EventKind::RequestRestart => self.queue.push_back(Input::RestartRequested),
+            EventKind::Pass(signal) => self.queue.push_back(Input::SignalForwarded { signal }),
+            EventKind::BecomesUninterruptible(worker) => {
                 if let Some(process) = self.node.living(worker, |process| !process.is_uninterruptible()) {
-                    process.state = Being::Uninterruptible;
+                    process.state = ProcessState::Uninterruptible;
                 }
             }
-            What::WakesUp(worker) => {
+            EventKind::WakesUp(worker) => {
                 if let Some(process) = self.node.living(worker, |process| process.is_uninterruptible()) {
-                    process.state = Being::Awake;
+                    process.state = ProcessState::Running;
                 }
             }
-            What::Answer { dead, new_devices } => self.answer_question(dead, new_devices),
-            What::StartsExternalWorker => self.start_external_worker(),
-            What::Elsewhere(what) => self.apply_remote_event(what),
-            What::Stale(kind) => self.send_stale_input(kind),
+            EventKind::Answer { dead, new_devices } => self.answer_question(dead, new_devices),
+            EventKind::StartsExternalWorker => self.start_external_worker(),
+            EventKind::PeerEvent(what) => self.apply_remote_event(what),
+            EventKind::LateInput(kind) => self.send_stale_input(kind),
         }
         Ok(())
     }
@@ -149,7 +151,7 @@ impl<M: Machine> World<'_, M> {
         (signal, code): (Signal, Option<i32>),
         launcher: i32,
     ) -> Result<(), Vec<Broken>> {
-        let stop = What::Stop { signal, by: Way::Direct };
+        let stop = EventKind::Stop { signal, by: SignalPath::Direct };
         let between = millis(launcher.unsigned_abs());
         let by_signal = Exit::Signal { number: signal as i32, core_dumped: false };
         let exit = code.map_or(by_signal, Exit::Code);
@@ -189,7 +191,7 @@ impl<M: Machine> World<'_, M> {
         self.queue.push_back(input);
     }
 
-    pub(super) fn apply_remote_event(&mut self, what: Elsewhere) {
+    pub(super) fn apply_remote_event(&mut self, what: PeerEvent) {
         let input = self.rendezvous.happen(what, self.now);
         self.queue.extend(input);
     }
@@ -213,12 +215,12 @@ impl<M: Machine> World<'_, M> {
         LocalRank(failed.unwrap_or(self.oracle.next_workers).min(self.oracle.next_workers))
     }
 
-    fn send_stale_input(&mut self, kind: Stale) {
+    fn send_stale_input(&mut self, kind: LateInput) {
         let Some(before) = self.oracle.generation.0.checked_sub(1) else { return };
         let (generation, local_rank, pid) = (Generation(before), LocalRank(0), Pid::from_raw(100));
         let at = self.wall_clock();
         self.queue.push_back(match kind {
-            Stale::Exited => {
+            LateInput::Exited => {
                 let end = WorkerEnd {
                     local_rank,
                     pid,
@@ -229,26 +231,28 @@ impl<M: Machine> World<'_, M> {
                 };
                 Input::Exited { generation, end }
             }
-            Stale::JoinsSeen => {
+            LateInput::JoinedProbed => {
                 Input::JoinedProbed { generation, at, missing: vec![NotJoined { local_rank, pid }] }
             }
-            Stale::RanksCollected => {
+            LateInput::RanksCollected => {
                 let rows = vec![missing_rank((local_rank, pid))];
                 let table = RankTable { reason: StopReason::Signal(Signal::SIGTERM), rows };
                 Input::RanksCollected { generation, table }
             }
-            Stale::ProgressSeen => Input::ProgressProbed { generation, fingerprint: None },
-            Stale::Looked => Input::DStateProbed {
+            LateInput::ProgressProbed => Input::ProgressProbed { generation, fingerprint: None },
+            LateInput::DStateProbed => Input::DStateProbed {
                 generation,
                 at,
                 uninterruptible: vec![UninterruptibleWorker { local_rank, pid }],
             },
-            Stale::ExternalWorkerStarted => Input::ExternalWorkerStarted { generation, local_rank, pid },
-            Stale::StartFailed => {
+            LateInput::ExternalWorkerStarted => Input::ExternalWorkerStarted { generation, local_rank, pid },
+            LateInput::StartFailed => {
                 Input::StartFailed { generation, failed: LocalRank(1), error: launcher_error() }
             }
-            Stale::DevicesChecked => Input::DevicesProbed { generation, report: checkup(false) },
-            Stale::Reseated => Input::DevicesReassigned { generation, result: Err("late".to_owned()) },
+            LateInput::DevicesChecked => Input::DevicesProbed { generation, report: checkup(false) },
+            LateInput::DevicesReassigned => {
+                Input::DevicesReassigned { generation, result: Err("late".to_owned()) }
+            }
         });
     }
 
@@ -256,19 +260,19 @@ impl<M: Machine> World<'_, M> {
         SystemTime::UNIX_EPOCH + (self.now - origin())
     }
 
-    pub(super) fn push_exits(&mut self, ended: impl IntoIterator<Item = Ended>) {
+    pub(super) fn push_exits(&mut self, ended: impl IntoIterator<Item = EndedWorker>) {
         let at = self.wall_clock();
-        for Ended { generation, local_rank, pid, exit, wrote } in ended {
+        for EndedWorker { generation, local_rank, pid, exit, wrote } in ended {
             let is_external = self.node.by_pid(pid).is_some_and(|process| process.is_external);
             if is_external && (self.oracle.life.swept_at.is_some() || generation != self.oracle.generation) {
                 // The external worker's exit is no longer awaited.
                 continue;
             }
             let lost = match wrote {
-                Wrote::Nothing => None,
-                Wrote::Own => Some(None),
-                Wrote::Lost(rank) => Some(Some(LostPeer::Here(LocalRank(rank)))),
-                Wrote::LostElsewhere => Some(Some(LostPeer::Elsewhere(Rank(ELSEWHERE)))),
+                ErrorFileContent::Nothing => None,
+                ErrorFileContent::Own => Some(None),
+                ErrorFileContent::Lost(rank) => Some(Some(LostPeer::Here(LocalRank(rank)))),
+                ErrorFileContent::LostElsewhere => Some(Some(LostPeer::Elsewhere(Rank(ELSEWHERE)))),
             };
             let error_file_info = lost
                 .filter(|_| !exit.is_success())
@@ -377,12 +381,12 @@ impl<M: Machine> World<'_, M> {
     fn finish_history(&mut self) -> Result<(), Vec<Broken>> {
         let signal = Signal::SIGTERM;
         if !self.oracle.has_exited {
-            self.apply_choice(What::Stop { signal, by: Way::Guard })?;
+            self.apply_choice(EventKind::Stop { signal, by: SignalPath::Guard })?;
             self.run_turn()?;
             self.wait_until(self.now + self.setup.longest_grace() + Duration::from_secs(6))?;
         }
         if !self.oracle.has_exited {
-            self.apply_choice(What::Stop { signal, by: Way::Guard })?;
+            self.apply_choice(EventKind::Stop { signal, by: SignalPath::Guard })?;
             self.run_turn()?;
             self.wait_until(self.now + Duration::from_secs(6))?;
         }

@@ -45,14 +45,14 @@ pub(super) struct Agent {
 pub(super) enum Phase {
     Joining { deadline: u64 },
     Running { round: u64, members: Rc<[Node]> },
-    Stopping { round: u64, until: u64, then: Then },
+    Stopping { round: u64, until: u64, then: AfterWorkers },
     Leaving { closes: bool },
-    Ended(Why),
+    Ended(EndReason),
 }
 
 /// What the agent does after its workers have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum AfterWorkers {
     Join,
     Leave,
     Close,
@@ -60,7 +60,7 @@ pub(super) enum Then {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum EndReason {
     Crashed,
     TimedOut,
     Closed,
@@ -148,7 +148,7 @@ impl Agent {
         match &mut self.phase {
             Phase::Running { round, .. } if now >= self.last_heartbeat + CUT_OFF => {
                 let until = (self.last_heartbeat + CUT_OFF + stop).min(limit);
-                self.phase = Phase::Stopping { round: *round, until, then: Then::Join };
+                self.phase = Phase::Stopping { round: *round, until, then: AfterWorkers::Join };
             }
             Phase::Stopping { until, .. } if now >= self.last_heartbeat + CUT_OFF => {
                 *until = (*until).min(limit)
@@ -157,16 +157,20 @@ impl Agent {
         }
     }
 
-    pub(super) fn stop(&mut self, now: u64, stop: u64, then: Then) {
+    pub(super) fn stop(&mut self, now: u64, stop: u64, then: AfterWorkers) {
         match &mut self.phase {
             Phase::Running { round, .. } => {
                 self.phase = Phase::Stopping { round: *round, until: now + stop, then };
             }
-            Phase::Stopping { then: old, .. } if then != Then::Join && *old != Then::Close => *old = then,
+            Phase::Stopping { then: old, .. }
+                if then != AfterWorkers::Join && *old != AfterWorkers::Close =>
+            {
+                *old = then
+            }
             Phase::Joining { .. } => match then {
-                Then::Leave => self.phase = Phase::Leaving { closes: false },
-                Then::Close => self.phase = Phase::Leaving { closes: true },
-                Then::Join | Then::End => {}
+                AfterWorkers::Leave => self.phase = Phase::Leaving { closes: false },
+                AfterWorkers::Close => self.phase = Phase::Leaving { closes: true },
+                AfterWorkers::Join | AfterWorkers::End => {}
             },
             Phase::Stopping { .. } | Phase::Leaving { .. } | Phase::Ended(_) => {}
         }

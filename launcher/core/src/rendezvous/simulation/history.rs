@@ -70,7 +70,7 @@ pub(super) struct Setup {
     pub(super) stops: [u32; MAX_EVENTS],
     /// Error of each machine's clock, in seconds.
     pub(super) offsets: [i32; MAX_EVENTS],
-    pub(super) given: Given,
+    pub(super) given: GivenRanks,
     /// Whether slot 0 hosts the store, and is told which connections close.
     pub(super) hosts: bool,
     /// Seats with a torchrun agent, one bit each.
@@ -78,7 +78,7 @@ pub(super) struct Setup {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Given {
+pub(super) enum GivenRanks {
     None,
     /// In reverse order of the names.
     Backwards,
@@ -91,11 +91,11 @@ pub(super) enum Given {
 pub(super) struct Event {
     pub(super) after: u32,
     pub(super) slot: usize,
-    pub(super) what: What,
+    pub(super) what: EventKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum EventKind {
     /// The agent and its workers end at once.
     Crash,
     /// Starts another agent on a slot without one.
@@ -118,14 +118,14 @@ impl Event {
         let after = random.pick(&[0, 0, 3, 40, 700, 2_500, 6_000]);
         let slot = random.below(u32::try_from(MAX_EVENTS).expect("few")) as usize;
         let what = match random.below(26) {
-            0..5 => What::Crash,
-            5..10 => What::Boot,
-            10..13 => What::Cut(random.pick(&[500, 2_000, 4_500, 6_000, 9_000])),
-            13..18 => What::Fails,
-            18..21 => What::Leaves,
-            21 => What::Closes,
-            22..24 => What::Resends(random.pick(&[3_000, 8_000, 20_000])),
-            _ => What::Loses(random.pick(&[500, 3_000, 8_000])),
+            0..5 => EventKind::Crash,
+            5..10 => EventKind::Boot,
+            10..13 => EventKind::Cut(random.pick(&[500, 2_000, 4_500, 6_000, 9_000])),
+            13..18 => EventKind::Fails,
+            18..21 => EventKind::Leaves,
+            21 => EventKind::Closes,
+            22..24 => EventKind::Resends(random.pick(&[3_000, 8_000, 20_000])),
+            _ => EventKind::Loses(random.pick(&[500, 3_000, 8_000])),
         };
         Self { after, slot, what }
     }
@@ -151,7 +151,12 @@ impl Setup {
             stops,
             offsets: skews
                 .map(|it: u32| i32::try_from(it).expect("small") - i32::try_from(skew).expect("small")),
-            given: random.pick(&[Given::None, Given::None, Given::Backwards, Given::Twice]),
+            given: random.pick(&[
+                GivenRanks::None,
+                GivenRanks::None,
+                GivenRanks::Backwards,
+                GivenRanks::Twice,
+            ]),
             hosts: random.one_in(2),
             torch: 0,
         }
@@ -162,9 +167,9 @@ impl Setup {
         let count = |number| NodeCount::new(number).expect("not zero");
         let place = u32::try_from(slot).expect("few");
         let node_rank = match self.given {
-            Given::None => None,
-            Given::Backwards => Some(100 - place),
-            Given::Twice => Some(place.max(1)),
+            GivenRanks::None => None,
+            GivenRanks::Backwards => Some(100 - place),
+            GivenRanks::Twice => Some(place.max(1)),
         };
         LocalNode {
             node: Node { addr: format!("n{slot}"), pid: i64::from(life), local_id: 0 },
@@ -203,9 +208,10 @@ impl History {
         let nodes = 2 + random.below(4);
         let torch = u8::try_from(2 + 2 * random.below((1 << (nodes - 1)) - 1)).expect("few bits");
         let min = 1 + random.below(nodes);
-        let (offsets, given) = ([0; MAX_EVENTS], Given::None);
+        let (offsets, given) = ([0; MAX_EVENTS], GivenRanks::None);
         history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
-        let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_) | What::Resends(_));
+        let is_borne =
+            |what| !matches!(what, EventKind::Cut(_) | EventKind::Loses(_) | EventKind::Resends(_));
         history.events.retain(|event| (1..nodes as usize).contains(&event.slot) && is_borne(event.what));
         history
     }
@@ -228,7 +234,7 @@ impl History {
             Setup { boots: [0; MAX_EVENTS], ..*setup },
             Setup { stops: [0; MAX_EVENTS], ..*setup },
             Setup { offsets: [0; MAX_EVENTS], ..*setup },
-            Setup { given: Given::None, ..*setup },
+            Setup { given: GivenRanks::None, ..*setup },
             Setup { hosts: false, ..*setup },
             Setup { torch: setup.torch & setup.torch.wrapping_sub(1), ..*setup },
         ];

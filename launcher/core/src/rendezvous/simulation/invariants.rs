@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::agent::{Agent, Phase, Why};
-use super::history::{Given, JOIN, LEASE, MAX_EVENTS};
+use super::agent::{Agent, EndReason, Phase};
+use super::history::{GivenRanks, JOIN, LEASE, MAX_EVENTS};
 use super::world::{TICK, World};
 use crate::rendezvous::state::{Node, RendezvousState};
 
@@ -164,7 +164,7 @@ impl World<'_> {
 
     fn check_ranks_kept(&self, ranks: &BTreeMap<Node, i64>) -> Result<(), Broken> {
         let last = self.oracle.rounds.last_key_value();
-        let Some((_, last)) = last.filter(|_| self.setup.given == Given::None && self.setup.torch == 0)
+        let Some((_, last)) = last.filter(|_| self.setup.given == GivenRanks::None && self.setup.torch == 0)
         else {
             return Ok(());
         };
@@ -294,7 +294,8 @@ impl World<'_> {
             Phase::Ended(why) => Some(why),
             _ => None,
         });
-        let is_open = |why: Why| !matches!(why, Why::Closed | Why::NotNeeded | Why::HasClosed);
+        let is_open =
+            |why: EndReason| !matches!(why, EndReason::Closed | EndReason::NotNeeded | EndReason::HasClosed);
         let agrees = self.store.state.closed || reasons.clone().all(is_open);
         hold!("R5", agrees, "it is not closed, and {}", ends());
         let disturbed = self.oracle.disturbed.max(self.oracle.late);

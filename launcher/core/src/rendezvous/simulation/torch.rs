@@ -13,7 +13,7 @@ pub(super) struct Times {
 
 /// The next action of a torchrun agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Move {
+pub(super) enum TorchStep {
     Write(RendezvousState),
     /// Sleeps for a second, then reads again.
     Sleep,
@@ -72,20 +72,20 @@ pub(super) fn next(
     task: Task,
     times: &mut Times,
     wall: Timestamp,
-) -> Move {
+) -> TorchStep {
     let node = &me.node;
     match task {
-        Task::Close if local.closed => Move::Finish,
-        Task::Close => Move::Write(RendezvousState { closed: true, ..local.clone() }),
+        Task::Close if local.closed => TorchStep::Finish,
+        Task::Close => TorchStep::Write(RendezvousState { closed: true, ..local.clone() }),
         Task::Run if is_due(local, me, wall) => keep_alive(local.clone(), node, wall),
-        Task::Run => Move::Sleep,
+        Task::Run => TorchStep::Sleep,
         Task::Join { left } => {
             if !times.has_left && local.participants.contains(node) {
                 let mut draft = local.clone();
                 draft.participants.remove(node);
                 draft.last_heartbeats.remove(node);
                 after_removal(&mut draft, me);
-                return Move::Write(draft);
+                return TorchStep::Write(draft);
             }
             times.has_left = true;
             join(local, me, left, wall)
@@ -97,43 +97,43 @@ fn is_due(local: &RendezvousState, me: &LocalNode, wall: Timestamp) -> bool {
     local.last_heartbeats.get(&me.node).is_some_and(|at| at.0 <= wall.0 - micros(me.times.keep_alive))
 }
 
-fn keep_alive(mut draft: RendezvousState, node: &Node, wall: Timestamp) -> Move {
+fn keep_alive(mut draft: RendezvousState, node: &Node, wall: Timestamp) -> TorchStep {
     draft.last_heartbeats.insert(node.clone(), wall);
-    Move::Write(draft)
+    TorchStep::Write(draft)
 }
 
-fn join(local: &RendezvousState, me: &LocalNode, left: i64, wall: Timestamp) -> Move {
+fn join(local: &RendezvousState, me: &LocalNode, left: i64, wall: Timestamp) -> TorchStep {
     let node = &me.node;
     let (min, max) = (me.nodes.min.get() as usize, me.nodes.max.get() as usize);
     let count = local.participants.len();
     let mut draft = local.clone();
     if local.closed {
-        return Move::Closed;
+        return TorchStep::Closed;
     }
     if local.redundancy_list.contains(node) {
         if count == max {
-            return if is_due(local, me, wall) { keep_alive(draft, node, wall) } else { Move::Sleep };
+            return if is_due(local, me, wall) { keep_alive(draft, node, wall) } else { TorchStep::Sleep };
         }
         draft.redundancy_list.remove(node);
         draft.last_heartbeats.remove(node);
-        return Move::Write(draft);
+        return TorchStep::Write(draft);
     }
     let takes_part = local.participants.contains(node);
     if local.complete && takes_part {
-        return Move::Finish;
+        return TorchStep::Finish;
     }
     if left < 0 {
         if left >= -5_000 && takes_part {
             draft.participants.remove(node);
             draft.last_heartbeats.remove(node);
             after_removal(&mut draft, me);
-            return Move::Write(draft);
+            return TorchStep::Write(draft);
         }
         if left >= -5_000 && draft.wait_list.remove(node) {
             draft.last_heartbeats.remove(node);
-            return Move::Write(draft);
+            return TorchStep::Write(draft);
         }
-        return Move::TimedOut;
+        return TorchStep::TimedOut;
     }
     let waits = local.wait_list.contains(node);
     match (local.complete, takes_part) {
@@ -147,7 +147,7 @@ fn join(local: &RendezvousState, me: &LocalNode, left: i64, wall: Timestamp) -> 
         }
         (false, true) if (min..=max).contains(&count) && local.deadline.is_some_and(|at| at < wall) => {
             complete(&mut draft);
-            Move::Write(draft)
+            TorchStep::Write(draft)
         }
         (false, false) => {
             draft.wait_list.remove(node);
@@ -161,7 +161,7 @@ fn join(local: &RendezvousState, me: &LocalNode, left: i64, wall: Timestamp) -> 
             keep_alive(draft, node, wall)
         }
         _ if is_due(local, me, wall) => keep_alive(draft, node, wall),
-        _ => Move::Sleep,
+        _ => TorchStep::Sleep,
     }
 }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::agent::{Agent, Phase, Then, Why};
-use super::history::{History, JOIN, LEASE, MAX_EVENTS, Random, Setup, What};
+use super::agent::{AfterWorkers, Agent, EndReason, Phase};
+use super::history::{EventKind, History, JOIN, LEASE, MAX_EVENTS, Random, Setup};
 use super::invariants::{Broken, Oracle};
 use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
@@ -61,7 +61,7 @@ pub(super) struct World<'a> {
 
 #[derive(Debug)]
 pub(super) enum NetworkEvent {
-    Chosen(What, usize),
+    Chosen(EventKind, usize),
     Arrives { incarnation: Incarnation, id: u64, request: Request, sent: u64 },
     Answered { incarnation: Incarnation, id: u64, answer: Answer, sent: Option<u64> },
     TimesOut { incarnation: Incarnation, id: u64 },
@@ -125,12 +125,14 @@ impl World<'_> {
         for slot in 0..history.setup.nodes as usize {
             let boots = u64::from(history.setup.boots[slot]);
             quiet = quiet.max(boots);
-            self.schedule_event(boots, NetworkEvent::Chosen(What::Boot, slot));
+            self.schedule_event(boots, NetworkEvent::Chosen(EventKind::Boot, slot));
         }
         for event in &history.events {
             moment += u64::from(event.after);
             let lasts = match event.what {
-                What::Cut(lasts) | What::Loses(lasts) | What::Resends(lasts) => u64::from(lasts),
+                EventKind::Cut(lasts) | EventKind::Loses(lasts) | EventKind::Resends(lasts) => {
+                    u64::from(lasts)
+                }
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
@@ -238,40 +240,40 @@ impl World<'_> {
         (slot, self.lives[slot])
     }
 
-    fn apply_history_event(&mut self, what: What, slot: usize) -> Result<(), Broken> {
+    fn apply_history_event(&mut self, what: EventKind, slot: usize) -> Result<(), Broken> {
         self.write_transcript(|_| format!("{what:?} of n{slot}"));
         let lives = self.agents[slot].as_ref().is_some_and(Agent::is_running);
         let stop = u64::from(self.setup.stops[slot]);
         let now = self.now;
         match what {
-            What::Boot if !lives => self.boot(slot),
-            What::Loses(lasts) => {
+            EventKind::Boot if !lives => self.boot(slot),
+            EventKind::Loses(lasts) => {
                 self.losing_until = now + u64::from(lasts);
                 self.oracle.disturbed = self.oracle.disturbed.max(self.losing_until);
             }
-            What::Resends(lasts) => {
+            EventKind::Resends(lasts) => {
                 self.resending_until = now + u64::from(lasts);
                 self.oracle.late = self.oracle.late.max(self.resending_until + MOST_LATE);
             }
-            What::Cut(lasts) if lives && !self.setup.is_torch(slot) => {
+            EventKind::Cut(lasts) if lives && !self.setup.is_torch(slot) => {
                 self.cut_until[slot] = now + u64::from(lasts);
                 self.oracle.disturbed = self.oracle.disturbed.max(self.cut_until[slot]);
                 if let Some(agent) = &mut self.agents[slot] {
                     agent.clear_since = self.cut_until[slot];
                 }
             }
-            What::Crash if lives => self.crash(slot, Why::Crashed),
+            EventKind::Crash if lives => self.crash(slot, EndReason::Crashed),
             // A torchrun agent leaves without a message.
-            What::Leaves if lives && self.setup.is_torch(slot) => self.crash(slot, Why::Left),
-            What::Fails | What::Leaves | What::Closes if lives => {
+            EventKind::Leaves if lives && self.setup.is_torch(slot) => self.crash(slot, EndReason::Left),
+            EventKind::Fails | EventKind::Leaves | EventKind::Closes if lives => {
                 let agent = self.agents[slot].as_mut().expect("it lives");
                 agent.schedule_lease_stop(now, stop);
                 let then = match what {
-                    What::Leaves => Then::Leave,
-                    What::Closes => Then::Close,
-                    _ => Then::Join,
+                    EventKind::Leaves => AfterWorkers::Leave,
+                    EventKind::Closes => AfterWorkers::Close,
+                    _ => AfterWorkers::Join,
                 };
-                self.oracle.may_close |= then == Then::Close;
+                self.oracle.may_close |= then == AfterWorkers::Close;
                 agent.stop(now, stop, then);
                 self.wait_for_workers(slot);
                 return self.act(slot);
@@ -316,7 +318,7 @@ impl World<'_> {
         self.send_request(slot, Request::Look { reads_heartbeats: true });
     }
 
-    fn crash(&mut self, slot: usize, why: Why) {
+    fn crash(&mut self, slot: usize, why: EndReason) {
         let agent = self.agents[slot].as_mut().expect("it lives");
         agent.phase = Phase::Ended(why);
         let node = agent.me.node.clone();

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use super::hashing::{describe_move, describe_state};
 use super::{Incarnation, JOIN, NetworkEvent, World, at, origin};
 use crate::rendezvous::round::{RoundStep, RoundView, is_spare};
-use crate::rendezvous::simulation::agent::{Phase, Then, Why};
+use crate::rendezvous::simulation::agent::{AfterWorkers, EndReason, Phase};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::Request;
-use crate::rendezvous::simulation::torch::{self, Move, Task};
+use crate::rendezvous::simulation::torch::{self, Task, TorchStep};
 use crate::rendezvous::state::Node;
 
 impl World<'_> {
@@ -45,10 +45,10 @@ impl World<'_> {
             agent.before = Some(round);
             agent.torch.has_left = false;
             agent.phase = match then {
-                Then::Join => Phase::Joining { deadline: now + JOIN },
-                Then::Leave => Phase::Leaving { closes: false },
-                Then::Close => Phase::Leaving { closes: true },
-                Then::End => Phase::Ended(Why::Closed),
+                AfterWorkers::Join => Phase::Joining { deadline: now + JOIN },
+                AfterWorkers::Leave => Phase::Leaving { closes: false },
+                AfterWorkers::Close => Phase::Leaving { closes: true },
+                AfterWorkers::End => Phase::Ended(EndReason::Closed),
             };
         }
         self.wait_for_workers(slot);
@@ -69,7 +69,7 @@ impl World<'_> {
             return Ok(());
         };
         if agent.known.closed && matches!(agent.phase, Phase::Running { .. }) {
-            agent.stop(now, u64::from(self.setup.stops[slot]), Then::End);
+            agent.stop(now, u64::from(self.setup.stops[slot]), AfterWorkers::End);
             self.wait_for_workers(slot);
             return Ok(());
         }
@@ -117,24 +117,24 @@ impl World<'_> {
             }
             RoundStep::Joined => return self.start(slot),
             RoundStep::Changed(_) => {
-                agent.stop(now, u64::from(self.setup.stops[slot]), Then::Join);
+                agent.stop(now, u64::from(self.setup.stops[slot]), AfterWorkers::Join);
                 self.wait_for_workers(slot);
                 return self.act(slot);
             }
             RoundStep::TimedOut => {
                 self.check_timeout()?;
-                Why::TimedOut
+                EndReason::TimedOut
             }
-            RoundStep::Closed => Why::Closed,
-            RoundStep::NotNeeded => Why::NotNeeded,
+            RoundStep::Closed => EndReason::Closed,
+            RoundStep::NotNeeded => EndReason::NotNeeded,
             RoundStep::Taken { ref by } => {
                 self.check_refusal(by)?;
-                Why::Taken
+                EndReason::Taken
             }
-            RoundStep::Done if matches!(agent.phase, Phase::Leaving { closes: true }) => Why::HasClosed,
+            RoundStep::Done if matches!(agent.phase, Phase::Leaving { closes: true }) => EndReason::HasClosed,
             RoundStep::Done => {
                 self.check_left(slot)?;
-                Why::Left
+                EndReason::Left
             }
         };
         self.agents[slot].as_mut().expect("it acts").phase = Phase::Ended(end);
@@ -167,7 +167,7 @@ impl World<'_> {
                 Task::Join { left }
             }
             Phase::Running { .. } if !agent.known.wait_list.is_empty() => {
-                agent.stop(now, stop, Then::Join);
+                agent.stop(now, stop, AfterWorkers::Join);
                 self.wait_for_workers(slot);
                 return Ok(());
             }
@@ -182,17 +182,17 @@ impl World<'_> {
         });
         let agent = self.agents[slot].as_mut().expect("it acts");
         match step {
-            Move::Write(state) => {
+            TorchStep::Write(state) => {
                 let request =
                     Request::Write { state: Rc::new(state), expected: agent.version, notifies: false };
                 self.send_request(slot, request);
             }
             // The agent reads at every tick anyway.
-            Move::Sleep => {}
-            Move::Finish if task == Task::Close => agent.phase = Phase::Ended(Why::HasClosed),
-            Move::Finish => return self.start(slot),
-            Move::TimedOut => agent.phase = Phase::Ended(Why::TimedOut),
-            Move::Closed => agent.phase = Phase::Ended(Why::Closed),
+            TorchStep::Sleep => {}
+            TorchStep::Finish if task == Task::Close => agent.phase = Phase::Ended(EndReason::HasClosed),
+            TorchStep::Finish => return self.start(slot),
+            TorchStep::TimedOut => agent.phase = Phase::Ended(EndReason::TimedOut),
+            TorchStep::Closed => agent.phase = Phase::Ended(EndReason::Closed),
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::World;
 use crate::rendezvous::round::RoundStep;
 use crate::rendezvous::simulation::agent::Phase;
-use crate::rendezvous::simulation::torch::Move;
+use crate::rendezvous::simulation::torch::TorchStep;
 use crate::rendezvous::state::{Node, RendezvousState};
 
 impl World<'_> {
@@ -46,9 +46,9 @@ impl World<'_> {
     }
 }
 
-pub(super) fn describe_move(step: &Move) -> String {
+pub(super) fn describe_move(step: &TorchStep) -> String {
     match step {
-        Move::Write(state) => format!("writes {}", describe_state(state)),
+        TorchStep::Write(state) => format!("writes {}", describe_state(state)),
         step => format!("{step:?}"),
     }
 }
