@@ -70,12 +70,12 @@ fn row_of(word: &OsString) -> Option<&'static Arg> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::settings::{Parsed, parse};
+    use crate::cli::settings::{ParsedArgs, parse};
 
     fn told(line: &str) -> Option<String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
         match parse(CliFlavor::Rankrun, &words).unwrap() {
-            Parsed::Launch(line) => tell_options_behind(&line).map(|notice| notice.to_string()),
+            ParsedArgs::Launch(line) => tell_options_behind(&line).map(|notice| notice.to_string()),
             other => panic!("no launch: {other:?}"),
         }
     }

@@ -48,8 +48,8 @@ pub(super) fn resolve_entrypoint(
     }
     let found = if module { None } else { program_without_asking(settings, typed)? };
     let script = match found {
-        Some(Found::Program(path)) => return Ok(program(path)),
-        Some(Found::Script(path)) => path.into_os_string(),
+        Some(EntrypointFile::Program(path)) => return Ok(program(path)),
+        Some(EntrypointFile::Script(path)) => path.into_os_string(),
         None => typed.clone(),
     };
     if !module {
@@ -102,7 +102,7 @@ pub(super) fn refuse_list_as_entrypoint(settings: &Settings<'_>, line: &CommandL
 }
 
 /// What was found at the entrypoint, or in `PATH` under its name.
-enum Found {
+enum EntrypointFile {
     Program(PathBuf),
     /// An executable file whose first line starts a launcher: Python runs it.
     Script(PathBuf),
@@ -176,7 +176,10 @@ fn is_python_file(path: &Path) -> bool {
 ///
 /// A file here comes first; only a bare name that is no file here is looked up in `PATH`, as `mpirun` and `srun`
 /// do. A name that ends in `.py` is always a script.
-fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<Found>, CliError> {
+fn program_without_asking(
+    settings: &Settings<'_>,
+    typed: &OsStr,
+) -> Result<Option<EntrypointFile>, CliError> {
     let here = Path::new(typed);
     if settings.cli_flavor == CliFlavor::Torchrun || here.extension() == Some(OsStr::new("py")) {
         return Ok(None);
@@ -202,15 +205,15 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
                 return Err(refused(typed, other, hint));
             }
             Ok(runs.then(|| match is_of_launcher(&first_bytes, facts) {
-                true => Found::Script(here.to_owned()),
-                false => Found::Program(path()),
+                true => EntrypointFile::Script(here.to_owned()),
+                false => EntrypointFile::Program(path()),
             }))
         }
         FileKind::Missing if may_be_in_path(typed) => match find_program(typed, facts) {
             Ok(path) if is_of_launcher(&facts.world().read_first_bytes(&path, LONGEST_LINE), facts) => {
-                Ok(Some(Found::Script(path)))
+                Ok(Some(EntrypointFile::Script(path)))
             }
-            Ok(path) => Ok(Some(Found::Program(path))),
+            Ok(path) => Ok(Some(EntrypointFile::Program(path))),
             Err(problem) => {
                 let meant = script_of_name(typed, facts).or_else(|| nearest_file(typed, facts));
                 Err(no_program(typed, &problem, meant.as_deref()))

@@ -1,4 +1,4 @@
-//! `rankrun explain`: the launch that a command line asks for, and where each of its settings was said.
+//! `rankrun explain`: the launch that a command line asks for, and where each of its settings was set.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -7,7 +7,7 @@ use rankrun_contract::rank::LocalWorldSize;
 
 use super::error::{CliError, Origin, UsageError};
 use super::option::{Kind, LaunchOption, options};
-use super::settings::{CommandLine, Parsed, Setting, Settings, WrittenOption, merge, parse, variable};
+use super::settings::{CommandLine, ParsedArgs, Setting, Settings, WrittenOption, merge, parse, variable};
 use super::subcommand::find_subcommand;
 use super::{Command, launch};
 use rankrun_core::facts::Facts;
@@ -15,21 +15,21 @@ use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::stop::GraceCause;
 use rankrun_tools::explain::{ExplainForm, ExplainRequest, Origins, RunIdLife};
 
-/// Where the options of a launch were said.
+/// Where the options of a launch were set.
 fn origins_of(line: &CommandLine, facts: &Facts) -> Result<Origins, CliError> {
     let settings = merge(line, facts)?;
     let written = settings.written.iter().filter(|written| says_something(written));
-    let mut said: Vec<(&'static str, Origin)> =
+    let mut effective: Vec<(&'static str, Origin)> =
         written.map(|written| (written.option.long_name(), written.setting.origin.clone())).collect();
     let grace = settings.find("grace").or_else(|| settings.find("shutdown-timeout"));
     if grace.is_none_or(|grace| grace.is_of_file()) {
-        let of_file = |(cause, said): &(GraceCause, Setting<_>)| (cause.setting(), said.origin.clone());
-        said.extend(settings.config.graces().iter().map(of_file));
+        let of_file = |(cause, grace): &(GraceCause, Setting<_>)| (cause.setting(), grace.origin.clone());
+        effective.extend(settings.config.graces().iter().map(of_file));
     }
     if let Some(rule) = settings.config.rules().first() {
-        said.push(("restart-rules", rule.text.origin.clone()));
+        effective.push(("restart-rules", rule.text.origin.clone()));
     }
-    Ok(Origins { said, overridden: overridden_by(&settings) })
+    Ok(Origins { effective, overridden: overridden_by(&settings) })
 }
 
 /// Variables and lines of the file that lost against the command line or a variable.
@@ -90,7 +90,7 @@ pub(super) fn interpret(
     let is_fresh = first.spec.rendezvous.run_id() != again.spec.rendezvous.run_id();
     let form = form(first.spec.workers)?;
     let origins = match parse(cli_flavor, words)? {
-        Parsed::Launch(line) => origins_of(&line, facts)?,
+        ParsedArgs::Launch(line) => origins_of(&line, facts)?,
         _ => Origins::default(),
     };
     Ok(Command::Explain(Box::new(ExplainRequest {

@@ -58,7 +58,7 @@ use rankrun_tools::control::command::ControlCommand;
 use rankrun_tools::explain::ExplainRequest;
 use rankrun_tools::inspect::InspectRequest;
 use rankrun_tools::shim::ShimRequest;
-use settings::{Parsed, parse};
+use settings::{ParsedArgs, parse};
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,10 +141,10 @@ fn launch(
     facts: &Facts,
 ) -> Result<Command, CliError> {
     match parse(cli_flavor, words)? {
-        Parsed::Help(length) => Ok(Command::Print(help::help(cli_flavor, length, None))),
-        Parsed::Version => Ok(Command::Print(help::version())),
-        Parsed::Completion(shell) => Ok(Command::Print(completion::script(cli_flavor, shell))),
-        Parsed::Launch(line) => {
+        ParsedArgs::Help(length) => Ok(Command::Print(help::help(cli_flavor, length, None))),
+        ParsedArgs::Version => Ok(Command::Print(help::version())),
+        ParsedArgs::Completion(shell) => Ok(Command::Print(completion::script(cli_flavor, shell))),
+        ParsedArgs::Launch(line) => {
             let launch = resolve::resolve(argv0, *line, facts)?;
             Ok(Command::Launch(Box::new(launch)))
         }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use rankrun_contract::rank::{NodeCount, RunId};
 
-use conf::{C10D_KEYS, STATIC_KEYS, Said, read_conf, tell_unknown_keys};
+use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, tell_unknown_keys};
 use nodes::{Nodes, must_do_without_id, rank_among, rank_in_order};
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
@@ -36,12 +36,12 @@ enum Mode {
     /// What was said about the others has no effect, for this reason.
     Standalone(IgnoredBecause),
     C10d,
-    Static(Spot),
+    Static(NamedEndpoint),
 }
 
 /// Where nodes meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Spot {
+struct NamedEndpoint {
     host: String,
     port: u16,
     /// What names the host, where anything does.
@@ -49,16 +49,16 @@ struct Spot {
 }
 
 /// A setting that may have no effect, and the values that then need no mention.
-type Unheard = (&'static str, [&'static str; 3]);
+type IgnorableSetting = (&'static str, [&'static str; 3]);
 
-const BACKEND: Unheard = ("rdzv-backend", ["", "static", "c10d"]);
-const ENDPOINT: Unheard = ("rdzv-endpoint", ["", "localhost:0", "localhost"]);
-const CONF: Unheard = ("rdzv-conf", ["", "", ""]);
-const ID: Unheard = ("rdzv-id", ["", "none", "none"]);
-const ADDR: Unheard = ("master-addr", ["", "127.0.0.1", "localhost"]);
-const PORT: Unheard = ("master-port", ["", "29500", "0"]);
-const RANK: Unheard = ("node-rank", ["", "0", "0"]);
-const LOCAL: Unheard = ("local-addr", ["", "", ""]);
+const BACKEND: IgnorableSetting = ("rdzv-backend", ["", "static", "c10d"]);
+const ENDPOINT: IgnorableSetting = ("rdzv-endpoint", ["", "localhost:0", "localhost"]);
+const CONF: IgnorableSetting = ("rdzv-conf", ["", "", ""]);
+const ID: IgnorableSetting = ("rdzv-id", ["", "none", "none"]);
+const ADDR: IgnorableSetting = ("master-addr", ["", "127.0.0.1", "localhost"]);
+const PORT: IgnorableSetting = ("master-port", ["", "29500", "0"]);
+const RANK: IgnorableSetting = ("node-rank", ["", "0", "0"]);
+const LOCAL: IgnorableSetting = ("local-addr", ["", "", ""]);
 /// `0.0.0.0` and `::` on a node that is not to host.
 const ONLY_HERE: Problem = Problem {
     text: "any address of this machine: the node would look for the store here, and not open it",
@@ -80,7 +80,7 @@ pub(super) fn resolve_rendezvous(
     match choose_mode(settings, port, &nodes, notices)? {
         Mode::Standalone(because) => {
             let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
-            if let Some(Said { origin, item, yes: false }) = conf.is_host {
+            if let Some(ConfItem { origin, item, yes: false }) = conf.is_host {
                 return Err(conf::item_error(origin, &item, conf::NO_HOST).into());
             }
             nodes.must_do_alone(notices)?;
@@ -88,7 +88,7 @@ pub(super) fn resolve_rendezvous(
             resolve_standalone(settings, because, notices)
         }
         Mode::C10d => resolve_c10d(settings, &nodes, node_rank, notices),
-        Mode::Static(Spot { host: addr, port, named_by }) => {
+        Mode::Static(NamedEndpoint { host: addr, port, named_by }) => {
             let conf = read_conf(settings, STATIC_KEYS, RoundTimes::static_defaults())?;
             let nodes = nodes.fixed(notices);
             let run_id = run_id(settings, NodeRange { min: nodes, max: nodes }, notices)?;
@@ -145,7 +145,7 @@ fn choose_mode(
             return Err(refused(origin, text, Expected::EndpointOfMany));
         }
         say_unheard(settings, IgnoredBecause::Endpoint, &[ADDR, PORT], notices);
-        return Ok(Mode::Static(Spot { host, port, named_by: Some(origin) }));
+        return Ok(Mode::Static(NamedEndpoint { host, port, named_by: Some(origin) }));
     }
     let port = match master_port {
         None if is_many => STATIC_PORT,
@@ -160,7 +160,7 @@ fn choose_mode(
         None => ("127.0.0.1".to_owned(), None),
         Some(Setting { origin, value }) => (usable_host(&origin, &value, value.trim_start())?, Some(origin)),
     };
-    Ok(Mode::Static(Spot { host, port, named_by }))
+    Ok(Mode::Static(NamedEndpoint { host, port, named_by }))
 }
 
 fn resolve_standalone(
@@ -193,20 +193,20 @@ fn resolve_c10d(
 ) -> Result<RendezvousSpec, CliError> {
     let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
     let is_many = nodes.range.allows_many();
-    let Spot { host, port, named_by } = match endpoint(settings, Some(C10D_PORT))? {
+    let NamedEndpoint { host, port, named_by } = match endpoint(settings, Some(C10D_PORT))? {
         Some(Endpoint { origin, text, host, port }) => {
             // torchrun looks for the store of another agent on this machine then.
             let is_told = conf.is_host.is_some() || settings.cli_flavor == CliFlavor::Torchrun;
             if !is_told && host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
                 return Err(host_error(origin, &text, &host, ONLY_HERE).into());
             }
-            Spot { host, port, named_by: Some(origin) }
+            NamedEndpoint { host, port, named_by: Some(origin) }
         }
         None => {
             if is_many {
                 notices.push(Notice::OnThisMachine { port: C10D_PORT });
             }
-            Spot { host: "localhost".to_owned(), port: C10D_PORT, named_by: None }
+            NamedEndpoint { host: "localhost".to_owned(), port: C10D_PORT, named_by: None }
         }
     };
     if port == 0 {
@@ -318,7 +318,7 @@ fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) 
 fn say_unheard(
     settings: &Settings<'_>,
     because: IgnoredBecause,
-    unheard: &[Unheard],
+    unheard: &[IgnorableSetting],
     notices: &mut Vec<Notice>,
 ) {
     for (option, without_effect) in unheard {

@@ -43,7 +43,7 @@ pub(super) struct CommandLine {
 
 /// What a command line asks for.
 #[derive(Debug, Clone)]
-pub(super) enum Parsed {
+pub(super) enum ParsedArgs {
     Launch(Box<CommandLine>),
     Help(HelpLength),
     Version,
@@ -54,7 +54,7 @@ pub(super) enum Parsed {
 ///
 /// # Errors
 /// What argparse calls a usage error.
-pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<Parsed, CliError> {
+pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<ParsedArgs, CliError> {
     let normalised = match normalise(words, command(cli_flavor)) {
         Ok(normalised) => normalised,
         Err(Refusal { before, error }) => {
@@ -64,16 +64,16 @@ pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<Parsed,
     };
     let options = written_options(&normalised);
     let matches = match match_words(cli_flavor, &normalised, &[])? {
-        Matched::Options(matches) => matches,
-        Matched::Help => {
+        ClapOutcome::Options(matches) => matches,
+        ClapOutcome::Help => {
             let is_short = normalised.last().is_some_and(|word| word == "-h");
-            return Ok(Parsed::Help(if is_short { HelpLength::Short } else { HelpLength::Long }));
+            return Ok(ParsedArgs::Help(if is_short { HelpLength::Short } else { HelpLength::Long }));
         }
-        Matched::Version => return Ok(Parsed::Version),
+        ClapOutcome::Version => return Ok(ParsedArgs::Version),
     };
     let args = RankrunArgs::from_arg_matches(&matches).expect("no option is required");
     if let Some(shell) = &args.torchrun.print_completion {
-        return Ok(Parsed::Completion(shell.value));
+        return Ok(ParsedArgs::Completion(shell.value));
     }
     let mut program = args.program.clone().unwrap_or_default().into_iter();
     let entrypoint = program.next().unwrap_or_default();
@@ -81,7 +81,7 @@ pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<Parsed,
     let separators = |words: &[OsString]| words.iter().filter(|word| *word == "--").count();
     let is_separated = separators(words) > separators(&arguments);
     let line = CommandLine { cli_flavor, args, options, entrypoint, arguments, is_separated };
-    Ok(Parsed::Launch(Box::new(line)))
+    Ok(ParsedArgs::Launch(Box::new(line)))
 }
 
 /// The options among normalised words.
@@ -101,7 +101,7 @@ fn written_options(normalised: &[OsString]) -> Vec<WrittenOption> {
 }
 
 /// What clap makes of normalised words.
-enum Matched {
+enum ClapOutcome {
     Options(ArgMatches),
     Help,
     Version,
@@ -115,9 +115,9 @@ fn match_words(
     cli_flavor: CliFlavor,
     words: &[OsString],
     written: &[WrittenOption],
-) -> Result<Matched, CliError> {
+) -> Result<ClapOutcome, CliError> {
     let error = match command(CliFlavor::Rankrun).clone().try_get_matches_from(words) {
-        Ok(matches) => return Ok(Matched::Options(matches)),
+        Ok(matches) => return Ok(ClapOutcome::Options(matches)),
         Err(error) => error,
     };
     let text = |kind| match error.get(kind) {
@@ -125,8 +125,8 @@ fn match_words(
         _ => "",
     };
     match (error.kind(), find_option(text(ContextKind::InvalidArg))) {
-        (clap::error::ErrorKind::DisplayHelp, _) => Ok(Matched::Help),
-        (clap::error::ErrorKind::DisplayVersion, _) => Ok(Matched::Version),
+        (clap::error::ErrorKind::DisplayHelp, _) => Ok(ClapOutcome::Help),
+        (clap::error::ErrorKind::DisplayVersion, _) => Ok(ClapOutcome::Version),
         (_, Some(option)) => {
             let origin = written.iter().find(|written| written.option == option);
             let origin =
@@ -188,7 +188,7 @@ pub(super) fn merge<'a>(line: &CommandLine, facts: &'a Facts) -> Result<Settings
     }
     let mut args = line.args.clone();
     if !words.is_empty()
-        && let Matched::Options(matches) = match_words(cli_flavor, &words, &written)?
+        && let ClapOutcome::Options(matches) = match_words(cli_flavor, &words, &written)?
     {
         args.update_from_arg_matches(&matches).expect("no option is required");
     }

@@ -13,14 +13,14 @@ use crate::process_group::GroupError;
 
 /// A checkpoint that was skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct SkippedCheckpoint {
     /// Path of its file.
     pub path: PathBuf,
     /// Why it cannot be used.
     pub reason: String,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for SkippedCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`: {}", self.path.display(), self.reason)
     }
@@ -75,7 +75,7 @@ pub enum CheckpointError {
         /// Path of the folder.
         folder: PathBuf,
         /// All of them, newest first.
-        refused: Vec<Refused>,
+        refused: Vec<SkippedCheckpoint>,
     },
     /// The state cannot be saved.
     #[error(transparent)]
@@ -150,6 +150,6 @@ fn is_disk_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-fn list_refused(refused: &[Refused]) -> String {
+fn list_refused(refused: &[SkippedCheckpoint]) -> String {
     refused.iter().map(|refused| format!("\n{refused}")).collect()
 }

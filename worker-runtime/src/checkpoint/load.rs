@@ -7,7 +7,7 @@ use rankrun_contract::rank::Rank;
 
 use super::agree::{agree_on_result, broadcast_bytes, rank_of_index};
 use super::compare;
-use super::error::{CheckpointError, Refused};
+use super::error::{CheckpointError, SkippedCheckpoint};
 use super::file::{self, FileError, Identity, OpenFile};
 use super::header::{FileHeader, SavedTensor};
 use super::names;
@@ -70,7 +70,7 @@ impl Checkpoint {
                     if refusal.is_mine && steps.last() == Some(&step) {
                         steps.pop();
                     }
-                    let checkpoint = Refused {
+                    let checkpoint = SkippedCheckpoint {
                         path: self.folder.join(names::main_file_name(step)),
                         reason: refusal.reason,
                     };
@@ -239,7 +239,7 @@ impl Checkpoint {
 }
 
 /// The warning about skipped checkpoints.
-fn skipped_notice(refused: &[Refused], step: u64) -> String {
+fn skipped_notice(refused: &[SkippedCheckpoint], step: u64) -> String {
     let lines = refused.iter().map(|refused| format!("skipped the checkpoint {refused}\n"));
     format!("{}the training goes on from the checkpoint of step {step}", lines.collect::<String>())
 }

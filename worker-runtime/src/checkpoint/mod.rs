@@ -30,7 +30,7 @@ use nix::unistd::{AccessFlags, access};
 use rankrun_contract::rank::Rank;
 
 pub use compare::Difference;
-pub use error::{CheckpointError, Refused};
+pub use error::{CheckpointError, SkippedCheckpoint};
 pub use state::{StateDict, StateError};
 
 use crate::context::WorkerContext;
@@ -104,7 +104,7 @@ pub struct Loaded {
     /// Number of ranks at the time of the save.
     pub world_size: u32,
     /// Newer checkpoints that were skipped, newest first.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<SkippedCheckpoint>,
 }
 
 impl Checkpoint {

@@ -43,12 +43,12 @@ impl<C, S> Entry<C, S> {
 
 /// All unidentified connections, the oldest first.
 #[derive(Debug)]
-pub(crate) struct Unidentified<C, S> {
+pub(crate) struct UnidentifiedConnections<C, S> {
     entries: Vec<Entry<C, S>>,
     capacity: usize,
 }
 
-impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
+impl<C, S: Copy + Eq + Hash> UnidentifiedConnections<C, S> {
     /// The limit for a world of this many ranks, in a process with this limit of descriptors.
     pub(crate) fn new(world: usize, descriptors: Option<u64>) -> Self {
         let quarter = descriptors
@@ -149,14 +149,14 @@ mod tests {
         Entry::new(connection, source, since)
     }
 
-    fn connections(waiting: &Unidentified<u32, char>) -> Vec<u32> {
+    fn connections(waiting: &UnidentifiedConnections<u32, char>) -> Vec<u32> {
         waiting.connections().copied().collect()
     }
 
     #[test]
     fn flooding_source_loses_its_oldest_connection() {
         let start = clock::now();
-        let mut waiting = Unidentified::new(1, Some(12));
+        let mut waiting = UnidentifiedConnections::new(1, Some(12));
         let later = start + MIN_DROP_AGE;
         for (connection, source) in [(1, 'a'), (2, 'b'), (3, 'b'), (4, 'b')] {
             assert!(waiting.insert_evicting(entry(connection, source, start)).is_none());
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn connection_with_token_is_never_dropped() {
         let start = clock::now();
-        let mut waiting = Unidentified::new(0, Some(8));
+        let mut waiting = UnidentifiedConnections::new(0, Some(8));
         for connection in [1, 2] {
             assert!(
                 waiting
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn full_list_admits_connection_after_oldest_reaches_min_age() {
         let start = clock::now();
-        let mut waiting = Unidentified::new(0, Some(8));
+        let mut waiting = UnidentifiedConnections::new(0, Some(8));
         let millis = Duration::from_millis;
         for (connection, since) in [(1, start + millis(30)), (2, start)] {
             assert_eq!(waiting.next_accept_at(start), start);

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rendezvous_tests::round;
 use super::*;
-use crate::rendezvous::lost_node_deadline::{Shown, lost_node_deadline};
+use crate::rendezvous::lost_node_deadline::{PeerActivity, lost_node_deadline};
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
 use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
@@ -322,7 +322,7 @@ impl World<'_> {
             Some(Fault::AlwaysWaits) => !others_have_told && told.is_some(),
             _ => !others_have_told && told.is_some_and(|told| told.lost_peer().is_some()),
         };
-        let shown = Shown { all_live: true, doubted_until: None, awaits_cause };
+        let shown = PeerActivity { all_live: true, doubted_until: None, awaits_cause };
         let until = lost_node_deadline(self.at(asked), true, shown, &RoundTimes::default());
         if until <= self.at(self.now) {
             self.nodes[node].asked = None;

@@ -205,8 +205,8 @@ impl State {
             Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
             Input::ExternalWorkerStarted { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
-                let said = is_current.then_some(JobEvent::ExternalWorkerStarted { local_rank, pid });
-                said.map(Action::Emit).into_iter().collect()
+                let event = is_current.then_some(JobEvent::ExternalWorkerStarted { local_rank, pid });
+                event.map(Action::Emit).into_iter().collect()
             }
             Input::StopRequested { signal, is_second: again } => self.on_stop_requested(now, signal, again),
             Input::SignalForwarded { signal } => self.forward_signal(signal),
@@ -374,28 +374,25 @@ impl State {
         live: BTreeSet<LocalRank>,
         failure: Failure,
     ) -> Vec<Action> {
-        let (end, others) = (failure.first, self.without_external_worker(&live));
+        let (end, still_live) = (failure.first, self.without_external_worker(&live));
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
-        let said = Action::Emit(JobEvent::WorkerFailed { end, live: others, grace });
-        // Said at once, but not before the running workers get the stop signal.
+        let event = Action::Emit(JobEvent::WorkerFailed { end, live: still_live, grace });
+        // The running workers get the stop signal before the user reads of it.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        insert_action(actions, at, said)
+        insert_action(actions, at, event)
     }
 
     fn new_failure(&self, now: Instant, first: WorkerEnd, kind: FailureKind) -> Failure {
-        let (generation, restart_count) = (self.generation, self.job_restarts);
-        let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Box::default());
-        let early = self.finished.early_successes(now);
         Failure {
-            generation,
+            generation: self.generation,
             first,
             kind,
-            early_successes: early,
-            following_ends: others,
-            restart_count,
-            dead_devices,
-            not_joined,
+            early_successes: self.finished.early_successes(now),
+            following_ends: Vec::new(),
+            restart_count: self.job_restarts,
+            dead_devices: Vec::new(),
+            not_joined: Box::default(),
         }
     }
 
@@ -423,14 +420,14 @@ impl State {
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
-        let said = Action::Emit(JobEvent::Stuck {
+        let event = Action::Emit(JobEvent::Stuck {
             worker: uninterruptible,
             stuck_for: dwell,
             limit,
             live: ours,
             grace,
         });
-        report.into_iter().chain(insert_action(actions, 1, said)).collect()
+        report.into_iter().chain(insert_action(actions, 1, event)).collect()
     }
 
     fn on_deadline(&mut self, now: Instant) -> Vec<Action> {
@@ -448,10 +445,10 @@ impl State {
             }
             JobPhase::Stopping { live, reason, failure, stage: StopStage::Killed { .. } } => {
                 let local_ranks = live.iter().copied().collect();
-                let said = Action::Emit(JobEvent::CannotEnd { local_ranks });
+                let event = Action::Emit(JobEvent::CannotEnd { local_ranks });
                 let (failure, settled) = self.settle_failure(failure);
                 let kill = self.kill_leftovers(now, live, reason, failure);
-                [said, kill].into_iter().chain(settled).collect()
+                [event, kill].into_iter().chain(settled).collect()
             }
             phase @ JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. } => {
                 self.phase = phase;

@@ -11,7 +11,7 @@ const LONGEST_LOST_NODE_QUERY: Duration = Duration::from_secs(7);
 
 /// What the other agents have shown since the question was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown {
+pub struct PeerActivity {
     /// Every rankrun agent that may be lost has sent a heartbeat.
     pub all_live: bool,
     /// When the last agent with late heartbeats will be dead, if there is one. Its workers may be stopped already, and
@@ -24,8 +24,13 @@ pub struct Shown {
 /// Until when the answer waits for the notice of a lost node, or for the report of a lost peer's failure. Afterwards the
 /// failure counts as this node's own.
 #[must_use]
-pub fn lost_node_deadline(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
-    let Shown { all_live, doubted_until, awaits_cause } = shown;
+pub fn lost_node_deadline(
+    asked: Instant,
+    is_watched: bool,
+    shown: PeerActivity,
+    times: &RoundTimes,
+) -> Instant {
+    let PeerActivity { all_live, doubted_until, awaits_cause } = shown;
     // A heartbeat may have come just before the loss. A node that reports nothing for a lease is lost itself.
     let unwatched = (awaits_cause || !is_watched && !all_live).then(|| asked + times.lease);
     let dead = unwatched.max(doubted_until);
@@ -43,7 +48,7 @@ mod tests {
         let asked = Instant::now();
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
-            let shown = Shown { all_live, doubted_until: None, awaits_cause: false };
+            let shown = PeerActivity { all_live, doubted_until: None, awaits_cause: false };
             (lost_node_deadline(asked, is_watched, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
@@ -55,7 +60,7 @@ mod tests {
     fn failure_report_is_delayed_for_late_heartbeats() {
         let asked = Instant::now();
         let until = |is_watched, all_live, dead_in| {
-            let shown = Shown {
+            let shown = PeerActivity {
                 all_live,
                 doubted_until: Some(asked + Duration::from_millis(dead_in)),
                 awaits_cause: false,
@@ -73,7 +78,7 @@ mod tests {
         let asked = Instant::now();
         let until = |lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
-            let shown = Shown { all_live: true, doubted_until: None, awaits_cause: true };
+            let shown = PeerActivity { all_live: true, doubted_until: None, awaits_cause: true };
             (lost_node_deadline(asked, true, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(2), until(5), until(60)], [2_050, 5_050, 7_000]);

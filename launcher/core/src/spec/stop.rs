@@ -172,14 +172,14 @@ impl GraceFor {
 
     /// With a grace for this cause.
     pub const fn set(&mut self, cause: GraceCause, grace: Duration) {
-        let said = match cause {
+        let slot = match cause {
             GraceCause::Signal => &mut self.signal,
             GraceCause::Failure => &mut self.failure,
             GraceCause::Restart => &mut self.restart,
             GraceCause::TimeLimit => &mut self.time_limit,
             GraceCause::StartTimeout => &mut self.start_timeout,
         };
-        *said = Some(grace);
+        *slot = Some(grace);
     }
 }
 

@@ -214,7 +214,7 @@ struct WorkerTail {
 }
 
 /// One stream, ready for both sides.
-struct Opened {
+struct OpenStream {
     child: ChildEnd,
     source: Option<StreamSource>,
 }
@@ -406,11 +406,11 @@ impl Logs {
         stream: OutputStream,
         routes: &Routes,
         tail: &Arc<Mutex<Tail>>,
-    ) -> Result<Opened, LogError> {
+    ) -> Result<OpenStream, LogError> {
         match routes.of(stream) {
-            Route::Inherit => Ok(Opened { child: ChildEnd::Inherit, source: None }),
+            Route::Inherit => Ok(OpenStream { child: ChildEnd::Inherit, source: None }),
             Route::File(path) => {
-                Ok(Opened { child: ChildEnd::Fd(self.files.take(path)?.into()), source: None })
+                Ok(OpenStream { child: ChildEnd::Fd(self.files.take(path)?.into()), source: None })
             }
             Route::Capture { file, prefix } => {
                 let file = match file {
@@ -442,7 +442,7 @@ impl Logs {
                     picker,
                     tail: Arc::clone(tail),
                 };
-                Ok(Opened { child: ChildEnd::Fd(writer), source: Some(source) })
+                Ok(OpenStream { child: ChildEnd::Fd(writer), source: Some(source) })
             }
         }
     }

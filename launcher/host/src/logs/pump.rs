@@ -104,7 +104,7 @@ struct Pump {
     buffer: Vec<u8>,
     out: Vec<u8>,
     health: OutputHealth,
-    pace: Pace,
+    pace: ReadRate,
     /// Rounds of small writes since the last pause of a millisecond.
     rounds: u32,
     /// The only stream that is read, while it has the exclusive right to the output.
@@ -113,7 +113,7 @@ struct Pump {
 
 /// The result of the last round of reads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Pace {
+enum ReadRate {
     Idle,
     Trickle,
     Flood,
@@ -138,7 +138,7 @@ impl Pump {
             buffer: vec![0; CAPACITY.unsigned_abs() as usize],
             out: unwritten,
             health: OutputHealth::Good,
-            pace: Pace::Idle,
+            pace: ReadRate::Idle,
             rounds: 0,
             exclusive_stream: None,
         }
@@ -152,7 +152,7 @@ impl Pump {
             if round_start.elapsed() >= Duration::from_millis(u64::from(GATHER_MS)) {
                 self.rounds = 0;
             }
-            self.pace = Pace::Idle;
+            self.pace = ReadRate::Idle;
             for event in &events[..count] {
                 if event.data() == WAKE {
                     // It was only there to end the wait.
@@ -163,7 +163,7 @@ impl Pump {
             }
             let finished = self.drain_commands();
             // First, since a message takes its time from it.
-            self.screen.show_due(Instant::now(), self.pace != Pace::Idle, &mut self.out);
+            self.screen.show_due(Instant::now(), self.pace != ReadRate::Idle, &mut self.out);
             for text in self.channels.output.take_messages() {
                 self.screen.message(&text, &mut self.out);
             }
@@ -173,7 +173,7 @@ impl Pump {
                 break finished;
             }
             self.update_exclusive_stream();
-            if self.pace == Pace::Trickle {
+            if self.pace == ReadRate::Trickle {
                 self.rounds = self.rounds.saturating_add(1);
                 if self.rounds > MAX_UNGATHERED_ROUNDS {
                     self.wait_for_more_input();
@@ -309,9 +309,9 @@ impl Pump {
         let (bytes, now) = (&self.buffer[..count], Instant::now());
         source.store(bytes, now);
         self.pace = self.pace.max(if count < source.channel.full_threshold / 4 {
-            Pace::Trickle
+            ReadRate::Trickle
         } else {
-            Pace::Flood
+            ReadRate::Flood
         });
         if self.health != OutputHealth::Closed {
             self.screen.feed(*stream_id, bytes, now, &mut self.out);

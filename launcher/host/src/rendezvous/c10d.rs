@@ -14,11 +14,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::store::client::{Client, ClientError, ClientSettings, Unanswered};
+use crate::store::client::{Client, ClientError, ClientSettings, UnansweredRequest};
 use rankrun_core::rendezvous::FailureNote;
 use rankrun_core::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use rankrun_core::rendezvous::note::ClosingNote;
-use rankrun_core::rendezvous::pickle::{self, StateParseError};
+use rankrun_core::rendezvous::pickle;
+use rankrun_core::rendezvous::pickle::StateParseError;
 use rankrun_core::rendezvous::state::{Node, RendezvousState};
 use rankrun_core::rendezvous::text::escape_bytes_for_terminal;
 
@@ -195,7 +196,7 @@ impl C10dBackend {
 
     /// The oldest unanswered request on either connection.
     #[must_use]
-    pub fn unanswered(&self) -> Option<&Unanswered> {
+    pub fn unanswered(&self) -> Option<&UnansweredRequest> {
         self.request_client.unanswered().or_else(|| self.change_notifier.unanswered())
     }
 

@@ -8,7 +8,7 @@ use rankrun_contract::rank::NodeRank;
 
 use super::address::AddressError;
 use super::port_owner::PortOwner;
-use super::unreached::Unreached;
+use super::unreached::UnreachedReason;
 use crate::io_thread::IoThreadError;
 use crate::process::process_limit_hint;
 use crate::store::StoreError;
@@ -50,7 +50,7 @@ pub enum RendezvousError {
         /// Whether `--master-port` sets the endpoint's port.
         has_master_port: bool,
         /// Cause of the last failed try.
-        source: Box<Unreached>,
+        source: Box<UnreachedReason>,
     },
     /// Another launcher on this machine hosts the store of this job.
     #[error(

@@ -26,7 +26,7 @@ const MOST_REASONS: usize = 8;
 
 /// Why the rendezvous store at the endpoint is not reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreached {
+pub enum UnreachedReason {
     /// The machine refuses the connection: no program listens on the port.
     #[error("nothing listens there")]
     NothingListens,
@@ -69,14 +69,16 @@ pub enum Unreached {
     Other(String),
 }
 
-impl Unreached {
+impl UnreachedReason {
     /// The reason for a failed connection attempt.
     #[must_use]
     pub fn of_client(error: &ClientError) -> Self {
         match error {
             ClientError::Io(error) => Self::of_io(error),
             ClientError::Silent { .. } => Self::Silent,
-            ClientError::AnotherProgram { said } => Self::AnotherProgram { program: describe_program(said) },
+            ClientError::AnotherProgram { reply } => {
+                Self::AnotherProgram { program: describe_program(reply) }
+            }
             ClientError::NoStore => Self::AnotherProgram { program: describe_program(&[]) },
             ClientError::Limit => Self::Other(error.to_string()),
         }
@@ -170,9 +172,9 @@ impl Unreached {
 /// The lines that the user has seen while this node waits for its first connection to the store.
 #[derive(Debug, Default)]
 pub struct WaitingLines {
-    reasons: Vec<Unreached>,
+    reasons: Vec<UnreachedReason>,
     /// Time of the last line since the wait began.
-    said_at: Option<Duration>,
+    reported_at: Option<Duration>,
 }
 
 impl WaitingLines {
@@ -185,7 +187,7 @@ impl WaitingLines {
     /// When a line can be due next for the present reason.
     #[must_use]
     pub fn next_line(&self, waited: Duration) -> Duration {
-        let next = self.said_at.map_or(FIRST_LINE_WITHOUT_REASON, |said| said + REMINDER);
+        let next = self.reported_at.map_or(FIRST_LINE_WITHOUT_REASON, |said| said + REMINDER);
         [FIRST_LINE, next].into_iter().filter(|at| *at > waited).min().unwrap_or(waited + REMINDER)
     }
 
@@ -194,22 +196,22 @@ impl WaitingLines {
     pub fn line(
         &mut self,
         waited: Duration,
-        reason: Option<Unreached>,
+        reason: Option<UnreachedReason>,
         (left, has_master_port): (Duration, bool),
     ) -> Option<String> {
         let is_new = match &reason {
             Some(reason) => !self.reasons.contains(reason) && self.reasons.len() < MOST_REASONS,
-            None => self.said_at.is_none() && waited >= FIRST_LINE_WITHOUT_REASON,
+            None => self.reported_at.is_none() && waited >= FIRST_LINE_WITHOUT_REASON,
         };
-        let is_again = self.said_at.is_some_and(|said| waited >= said + REMINDER);
+        let is_again = self.reported_at.is_some_and(|said| waited >= said + REMINDER);
         if !is_new && !is_again {
             return None;
         }
-        self.said_at = Some(waited);
+        self.reported_at = Some(waited);
         let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
         let Some(reason) = reason else { return Some(format!("it has not answered yet; {left} left")) };
         let advice = match &reason {
-            Unreached::AnotherProgram { .. } => format!("; {}", reason.hint(has_master_port)),
+            UnreachedReason::AnotherProgram { .. } => format!("; {}", reason.hint(has_master_port)),
             _ => String::new(),
         };
         let line = format!("{}{advice}; {left} left", reason.so_far());
@@ -221,11 +223,11 @@ impl WaitingLines {
 }
 
 /// Name of a program, guessed from its first bytes.
-fn describe_program(said: &[u8]) -> String {
-    let line = said.split(|byte| *byte == b'\n').next().unwrap_or_default();
+fn describe_program(reply: &[u8]) -> String {
+    let line = reply.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let shown = escape_bytes_for_terminal(line.trim_ascii(), MAX_SHOWN);
     // TLS: an alert or handshake record of any version.
-    let is_tls = matches!(said, [0x15 | 0x16, 0x03, ..]);
+    let is_tls = matches!(reply, [0x15 | 0x16, 0x03, ..]);
     let is_text = !shown.is_empty() && line.iter().all(|byte| (0x20..0x7f).contains(byte) || *byte == b'\r');
     match line {
         _ if is_tls => "a TLS server".to_owned(),
@@ -241,7 +243,7 @@ mod tests {
     use super::*;
 
     fn of_errno(errno: Errno) -> String {
-        Unreached::of_client(&ClientError::Io(errno.into())).to_string()
+        UnreachedReason::of_client(&ClientError::Io(errno.into())).to_string()
     }
 
     #[test]
@@ -255,12 +257,12 @@ mod tests {
         assert!(of_errno(Errno::EPERM).contains("firewall"));
         assert!(of_errno(Errno::ECONNRESET).contains("closes them at once"));
         let eof = ClientError::Io(io::ErrorKind::UnexpectedEof.into());
-        assert!(Unreached::of_client(&eof).to_string().contains("closes them at once"));
+        assert!(UnreachedReason::of_client(&eof).to_string().contains("closes them at once"));
         let silent = ClientError::Silent { limit: std::time::Duration::from_secs(1) };
-        assert!(Unreached::of_client(&silent).to_string().ends_with("says nothing"));
+        assert!(UnreachedReason::of_client(&silent).to_string().ends_with("says nothing"));
         let name = io::Error::other("failed to lookup address information: Name or service not known");
         assert_eq!(
-            Unreached::of_name("node0", &name).to_string(),
+            UnreachedReason::of_name("node0", &name).to_string(),
             "no address is known for the host `node0` (Name or service not known)"
         );
     }
@@ -288,12 +290,12 @@ mod tests {
     #[test]
     fn waiting_line_repeats_rarely_unless_reason_changes() {
         let (mut lines, seconds) = (WaitingLines::default(), Duration::from_secs);
-        let mut line = |waited: u64, reason: Option<Unreached>| {
+        let mut line = |waited: u64, reason: Option<UnreachedReason>| {
             let waited = Duration::from_millis(waited);
             let left = (seconds(600).saturating_sub(waited), false);
             lines.may_be_due(waited).then(|| lines.line(waited, reason, left)).flatten()
         };
-        let (closed, silent) = (|| Some(Unreached::NothingListens), || Some(Unreached::Silent));
+        let (closed, silent) = (|| Some(UnreachedReason::NothingListens), || Some(UnreachedReason::Silent));
         assert_eq!(line(1_000, closed()), None, "its host may start a moment later");
         assert_eq!(line(2_000, None), None, "no try has ended");
         assert_eq!(line(2_100, closed()).as_deref(), Some("nothing listens there yet; 9m 57s left"));
@@ -303,7 +305,7 @@ mod tests {
         // A reason that was told before is not told again.
         assert_eq!((line(10_000, closed()), line(11_000, silent())), (None, None));
         assert!(line(39_000, closed()).is_some_and(|line| line.starts_with("nothing listens there yet")));
-        let other = |number: u32| Some(Unreached::AnotherProgram { program: number.to_string() });
+        let other = |number: u32| Some(UnreachedReason::AnotherProgram { program: number.to_string() });
         let said = (0..100).filter(|number| line(39_100, other(*number)).is_some()).count();
         assert_eq!(said, MOST_REASONS - 2, "texts of others are bounded in number");
     }
@@ -320,8 +322,8 @@ mod tests {
     #[test]
     fn waiting_line_for_other_program_has_a_hint() {
         let owner = Some(PortOwner { pid: 7, name: "python3".to_owned() });
-        let reason =
-            Unreached::AnotherProgram { program: describe_program(b"HTTP/1.0 200 OK\r\n") }.with_owner(owner);
+        let reason = UnreachedReason::AnotherProgram { program: describe_program(b"HTTP/1.0 200 OK\r\n") }
+            .with_owner(owner);
         let line = WaitingLines::default().line(FIRST_LINE, Some(reason), (Duration::from_secs(9), true));
         assert_eq!(
             line.as_deref(),
@@ -334,7 +336,7 @@ mod tests {
 
     #[test]
     fn hint_for_other_program_names_the_port_option() {
-        let other = Unreached::AnotherProgram { program: String::new() };
+        let other = UnreachedReason::AnotherProgram { program: String::new() };
         assert!(other.hint(true).contains("--master-port") && other.hint(false).contains("--rdzv-endpoint"));
     }
 }

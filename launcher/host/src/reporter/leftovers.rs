@@ -12,11 +12,11 @@ use rankrun_core::spec::stop::StopReason;
 const MAX_NAMED: usize = 4;
 
 /// A process that a worker left running: pid and command.
-pub type Left = (Pid, String);
+pub type LeftoverProcess = (Pid, String);
 
 /// The launcher waits for these processes, up to `at_most`; the time limit of the job ends the wait too.
 #[must_use]
-pub fn waiting(leftovers: &[Left], at_most: Duration, is_limited: bool) -> String {
+pub fn waiting(leftovers: &[LeftoverProcess], at_most: Duration, is_limited: bool) -> String {
     let at_most = at_most.as_secs_f64();
     let enders = if is_limited { "a signal or the time limit" } else { "a signal" };
     format!(
@@ -27,7 +27,7 @@ pub fn waiting(leftovers: &[Left], at_most: Duration, is_limited: bool) -> Strin
 
 /// The launcher sends SIGTERM to these processes.
 #[must_use]
-pub fn ending(leftovers: &[Left], reason: StopReason, grace: Duration) -> String {
+pub fn ending(leftovers: &[LeftoverProcess], reason: StopReason, grace: Duration) -> String {
     let reason = match reason {
         StopReason::Signal(signal) => signal.to_string(),
         StopReason::TimeLimit => "the time limit is over".to_owned(),
@@ -42,7 +42,7 @@ pub fn ending(leftovers: &[Left], reason: StopReason, grace: Duration) -> String
 
 /// The launcher kills these processes (SIGKILL).
 #[must_use]
-pub fn killing(leftovers: &[Left], ignored_signal: Option<Signal>) -> String {
+pub fn killing(leftovers: &[LeftoverProcess], ignored_signal: Option<Signal>) -> String {
     let reason = match ignored_signal {
         Some(signal) => format!("still there after {signal}"),
         None => "second signal received".to_owned(),
@@ -52,7 +52,7 @@ pub fn killing(leftovers: &[Left], ignored_signal: Option<Signal>) -> String {
 
 /// These processes survived SIGKILL; the launcher gives up.
 #[must_use]
-pub fn unkillable(leftovers: &[Left]) -> String {
+pub fn unkillable(leftovers: &[LeftoverProcess]) -> String {
     format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(leftovers))
 }
 
@@ -71,7 +71,7 @@ pub const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
 }
 
 /// Lists processes as ``pid 12 `sleep 9` ``.
-fn leftover_names(leftovers: &[Left]) -> String {
+fn leftover_names(leftovers: &[LeftoverProcess]) -> String {
     let names =
         leftovers.iter().take(MAX_NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
     let names: Vec<String> = names.collect();
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn leftovers_above_limit_are_counted() {
-        let leftovers: Vec<Left> =
+        let leftovers: Vec<LeftoverProcess> =
             (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
         assert_eq!(
             waiting(&leftovers[..1], Duration::from_millis(1_500), false),

@@ -60,12 +60,12 @@ pub struct Client {
     /// A wait was begun and has not ended.
     waiting: bool,
     /// The first request since the last answer.
-    unanswered: Option<Unanswered>,
+    unanswered: Option<UnansweredRequest>,
 }
 
 /// A request that the store may have refused: it refuses by closing the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unanswered {
+pub struct UnansweredRequest {
     /// Its name in the store's protocol.
     pub request: &'static str,
     /// The only or first key that it names.
@@ -149,7 +149,7 @@ impl Client {
 
     /// The first request without an answer. If the connection was closed, it is the likely reason.
     #[must_use]
-    pub const fn unanswered(&self) -> Option<&Unanswered> {
+    pub const fn unanswered(&self) -> Option<&UnansweredRequest> {
         self.unanswered.as_ref()
     }
 
@@ -368,7 +368,7 @@ impl Client {
     async fn send(&mut self, request: &Request) -> Result<(), ClientError> {
         if let (None, Some(key)) = (&self.unanswered, request.first_key()) {
             let key = String::from_utf8_lossy(key).into_owned();
-            self.unanswered = Some(Unanswered { request: request.name(), key });
+            self.unanswered = Some(UnansweredRequest { request: request.name(), key });
         }
         if self.wire.send(request, self.limit()).await? { Ok(()) } else { Err(self.silent()) }
     }
@@ -425,7 +425,7 @@ pub enum ClientError {
     #[error("what answers does not speak the store's protocol")]
     AnotherProgram {
         /// Its first bytes, not fit for a terminal.
-        said: Vec<u8>,
+        reply: Vec<u8>,
     },
     /// A key, value or count is above what the protocol allows.
     #[error("too much for the store's protocol")]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cli::option::{command, options};
-use crate::cli::settings::{Parsed, parse};
+use crate::cli::settings::{ParsedArgs, parse};
 use rankrun_core::spec::CliFlavor;
 
 mod oracle;
@@ -17,7 +17,7 @@ fn words(text: &str) -> Vec<OsString> {
 fn summary(cli_flavor: CliFlavor, text: &str) -> Result<String, String> {
     match parse(cli_flavor, &words(text)) {
         Err(error) => Err(error.to_string()),
-        Ok(Parsed::Launch(line)) => {
+        Ok(ParsedArgs::Launch(line)) => {
             let options = line.options.iter().map(|written| match written.option.kind() {
                 Kind::Flag => written.option.long_name().to_owned(),
                 _ => format!("{}={}", written.option.long_name(), written.setting.value.to_string_lossy()),
@@ -80,7 +80,7 @@ fn command_line_is_parsed_like_argparse() {
         assert_eq!(summary(CliFlavor::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");
     }
     let spaced = ["--role", "-a b", "-x y"].map(OsString::from);
-    let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &spaced) else { panic!("refused") };
+    let Ok(ParsedArgs::Launch(line)) = parse(CliFlavor::Torchrun, &spaced) else { panic!("refused") };
     assert_eq!(
         (line.options[0].setting.value.as_os_str(), line.entrypoint.as_os_str()),
         ("-a b".as_ref(), "-x y".as_ref())
@@ -258,13 +258,13 @@ fn rankrun_accepts_only_unique_abbreviations() {
 fn non_utf8_arguments_reach_program() {
     let odd = OsString::from_vec(vec![0xff, b'=', 0xfe]);
     let typed = [OsString::from("--log-dir"), odd.clone(), odd.clone(), odd.clone()];
-    let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &typed) else { panic!("refused") };
+    let Ok(ParsedArgs::Launch(line)) = parse(CliFlavor::Torchrun, &typed) else { panic!("refused") };
     assert_eq!(
         (&line.options[0].setting.value, &line.entrypoint, &line.arguments),
         (&odd, &odd, &vec![odd.clone()])
     );
     let glued = [OsString::from_vec(b"--log-dir=\xff".to_vec()), OsString::from("x.py")];
-    let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &glued) else { panic!("refused") };
+    let Ok(ParsedArgs::Launch(line)) = parse(CliFlavor::Torchrun, &glued) else { panic!("refused") };
     assert_eq!(line.options[0].setting.value, OsString::from_vec(vec![0xff]));
 }
 
@@ -291,7 +291,7 @@ proptest! {
     fn arguments_after_entrypoint_are_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
         let mut typed = words("--standalone -r 3 -- x.py");
         typed.extend(args.clone());
-        let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &typed) else { panic!("refused") };
+        let Ok(ParsedArgs::Launch(line)) = parse(CliFlavor::Torchrun, &typed) else { panic!("refused") };
         prop_assert_eq!(line.arguments, args);
     }
 }

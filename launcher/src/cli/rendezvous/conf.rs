@@ -54,18 +54,18 @@ pub(super) struct Conf {
     /// How long each step may take.
     pub(super) times: RoundTimes,
     /// Whether this node opens the store.
-    pub(super) is_host: Option<Said>,
+    pub(super) is_host: Option<ConfItem>,
     /// The item that says how long to wait for nodes.
-    pub(super) join: Option<Said>,
+    pub(super) join: Option<ConfItem>,
     /// The item that says how long the last call is.
-    pub(super) last_call: Option<Said>,
+    pub(super) last_call: Option<ConfItem>,
     /// An item says how long the store may take.
     pub(super) has_read_timeout: bool,
 }
 
 /// An item, and where it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct ConfItem {
     pub(super) origin: Origin,
     /// `key=value`
     pub(super) item: String,
@@ -93,11 +93,11 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
             Err(FILE_STORE) => return Err(SettingError::not_supported(origin, &item).into()),
             Err(problem) => return Err(item_error(origin, &item, problem).into()),
         };
-        let said = Said { origin: origin.clone(), item, yes };
+        let conf_item = ConfItem { origin: origin.clone(), item, yes };
         match key {
-            Key::IsHost => conf.is_host = Some(said),
-            Key::Join | Key::Timeout => conf.join = Some(said),
-            Key::LastCall => conf.last_call = Some(said),
+            Key::IsHost => conf.is_host = Some(conf_item),
+            Key::Join | Key::Timeout => conf.join = Some(conf_item),
+            Key::LastCall => conf.last_call = Some(conf_item),
             Key::Read => conf.has_read_timeout = true,
             _ => {}
         }

@@ -18,7 +18,7 @@ pub(in crate::cli) const MOST_NODES: u32 = 65_536;
 pub(super) struct Nodes {
     pub(super) range: NodeRange,
     /// As it was written, where it was.
-    said: Option<Setting<String>>,
+    setting: Option<Setting<String>>,
 }
 
 impl Nodes {
@@ -28,11 +28,11 @@ impl Nodes {
     /// A text that is neither a number nor a range.
     pub(super) fn of(settings: &Settings<'_>) -> Result<Self, CliError> {
         let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.nnodes) else {
-            return Ok(Self { range: NodeRange::ONE, said: None });
+            return Ok(Self { range: NodeRange::ONE, setting: None });
         };
         match parse_nodes(&value) {
             None => Err(refused(origin, value, Expected::NodeCount)),
-            Some(range) => Ok(Self { range, said: Some(Setting { origin, value }) }),
+            Some(range) => Ok(Self { range, setting: Some(Setting { origin, value }) }),
         }
     }
 
@@ -41,7 +41,8 @@ impl Nodes {
     /// # Errors
     /// Where the job needs them: torchrun waits for them in vain.
     pub(super) fn must_do_alone(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
-        let Some(Setting { origin, value }) = self.said.clone().filter(|_| self.range.allows_many()) else {
+        let Some(Setting { origin, value }) = self.setting.clone().filter(|_| self.range.allows_many())
+        else {
             return Ok(());
         };
         if self.range.min != NodeCount::ONE {
@@ -56,7 +57,7 @@ impl Nodes {
     /// A fixed number of nodes: the largest.
     pub(super) fn fixed(&self, notices: &mut Vec<Notice>) -> NodeCount {
         let NodeRange { min, max } = self.range;
-        if let Some(Setting { origin, value }) = self.said.clone().filter(|_| min != max) {
+        if let Some(Setting { origin, value }) = self.setting.clone().filter(|_| min != max) {
             notices.push(Notice::AllNodes { origin, value, nodes: max });
         }
         max

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::conf::{Conf, Said};
+use super::conf::{Conf, ConfItem};
 use crate::cli::contradiction::{refuse_pair, without_effect};
 use crate::cli::error::{CliError, Expected, Origin, Problem};
 use crate::cli::resolve::refused;
@@ -63,7 +63,7 @@ pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<Round
 /// The value that counts: that of the option, unless the item stands where more is decided.
 fn over(
     of_conf: Duration,
-    item: Option<Said>,
+    item: Option<ConfItem>,
     option: Option<Setting<Duration>>,
 ) -> Result<Duration, CliError> {
     let (Some(said), Some(option)) = (item, option.clone()) else {

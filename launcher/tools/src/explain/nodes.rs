@@ -23,7 +23,7 @@ pub struct NodesSection {
     pub max: u32,
     /// The rendezvous backend: `static` or `c10d`.
     pub rendezvous: &'static str,
-    /// The rank of this node, where it is said.
+    /// The rank of this node, where it is set.
     pub node_rank: Option<u32>,
     /// The process that opens the rendezvous store, in words.
     pub store_opened_by: String,
@@ -33,11 +33,11 @@ pub struct NodesSection {
     pub last_call_seconds: Option<f64>,
     /// A node without a heartbeat for so long is lost.
     pub lease_seconds: f64,
-    /// The address that this node publishes, where it is said.
+    /// The address that this node publishes, where it is set.
     pub local_addr: Option<String>,
     /// The interface by which other nodes reach this one, if it is set.
     pub interface: Option<String>,
-    /// Where it listens, beside the port that was said.
+    /// Where it listens, beside the port that was set.
     pub ports: Option<ListenPorts>,
 }
 

@@ -1,4 +1,4 @@
-//! The question of `rankrun explain`: a launch, and where each of its settings was said. Pure.
+//! The question of `rankrun explain`: a launch, and where each of its settings was set. Pure.
 
 use rankrun_contract::rank::LocalRank;
 
@@ -13,7 +13,7 @@ pub struct ExplainRequest {
     pub spec: LaunchSpec,
     /// What the launch would say once.
     pub notices: Vec<Notice>,
-    /// Where its settings were said.
+    /// Where its settings were set.
     pub origins: Origins,
     /// Whether its run id is another one at each launch.
     pub run_id: RunIdLife,
@@ -43,26 +43,27 @@ pub enum RunIdLife {
     Fresh,
 }
 
-/// Where options were said, by their long names. The rest has its default.
+/// Where options were set, by their long names. The rest has its default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Origins {
-    /// Where the values that count were said: typed ones in their order, then variables, then the file.
-    pub said: Vec<(&'static str, Origin)>,
-    /// Where other values of the same options were said, which do not count.
+    /// Where the values that count were set: typed ones in their order, then variables, then the file.
+    pub effective: Vec<(&'static str, Origin)>,
+    /// Where other values of the same options were set, which do not count.
     pub overridden: Vec<(&'static str, Origin)>,
 }
 
 impl Origins {
-    /// Where a setting that several options say was said: by the one typed last, else by the first that has its
-    /// variable, else by the first that a file says.
+    /// Where a setting that several options have was set: by the one typed last, else by the first that has its
+    /// variable, else by the first that a file has.
     #[must_use]
     pub fn of_setting(&self, options: &[&str]) -> Option<Origin> {
         let is_typed = |origin: &Origin| matches!(origin, Origin::Option(_));
-        let typed = self.said.iter().rev().find(|(long, origin)| is_typed(origin) && options.contains(long));
+        let typed =
+            self.effective.iter().rev().find(|(long, origin)| is_typed(origin) && options.contains(long));
         let first = |is_place: fn(&Origin) -> bool| {
-            options
-                .iter()
-                .find_map(|option| self.said.iter().find(|(long, origin)| long == option && is_place(origin)))
+            options.iter().find_map(|option| {
+                self.effective.iter().find(|(long, origin)| long == option && is_place(origin))
+            })
         };
         let found = typed
             .or_else(|| first(|origin| matches!(origin, Origin::Variable(_))))

@@ -33,7 +33,7 @@ pub struct SettingLine {
     pub value: Option<LaunchValue>,
     /// The option or variable that set it.
     pub source: SettingOrigin,
-    /// Where other values were said, which do not count.
+    /// Where other values were set, which do not count.
     pub overrides: Vec<SettingOrigin>,
 }
 
@@ -115,7 +115,7 @@ fn setting(name: &'static str, value: Option<String>, source: SettingOrigin) -> 
 }
 
 impl SettingOrigins<'_> {
-    /// The one of these options that was said, else the first of these variables that is set and not empty.
+    /// The one of these options that was set, else the first of these variables that is set and not empty.
     fn origin_of(&self, options: &[&str], variables: &[&str]) -> SettingOrigin {
         if let Some(origin) = self.origins.of_setting(options) {
             return origin.into();
@@ -124,7 +124,7 @@ impl SettingOrigins<'_> {
         set.map_or(SettingOrigin::Default, |name| SettingOrigin::Variable { name: (*name).to_owned() })
     }
 
-    /// Where the value of a variable that the launcher sets was said.
+    /// Where the value of a variable that the launcher sets was given.
     pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
             WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&["nproc-per-node"], &[]),
@@ -235,7 +235,7 @@ impl SettingOrigins<'_> {
         settings
     }
 
-    /// Only where something was said: most jobs have no policy.
+    /// Only where something is set: most jobs have no policy.
     fn restart_settings(&self) -> Vec<SettingLine> {
         let policy = &self.spec.restart;
         let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();

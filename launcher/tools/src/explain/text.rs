@@ -218,7 +218,7 @@ fn row(variable: &Variable) -> [String; 3] {
     [variable.name.to_owned(), shown(&variable.value), origin]
 }
 
-/// Where the value was said, and which other places said one.
+/// Where the value was set, and which other places set one.
 fn origins(setting: &SettingLine) -> String {
     let mut text = origin(&setting.source, setting.name);
     if !setting.overrides.is_empty() {

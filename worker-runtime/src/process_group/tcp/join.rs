@@ -21,7 +21,7 @@ use crate::process_group::host;
 use crate::process_group::plan::PROTOCOL_VERSION;
 use crate::process_group::poll::poll;
 use crate::process_group::rendezvous::{self, Membership, lost_rank_error};
-use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Retry, Unidentified};
+use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Retry, UnidentifiedConnections};
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
@@ -142,7 +142,7 @@ struct JoinState<'a> {
     token: Vec<u8>,
     listener: TcpListener,
     slots: Vec<PeerSlot>,
-    unidentified: Unidentified<Handshake, IpAddr>,
+    unidentified: UnidentifiedConnections<Handshake, IpAddr>,
 }
 
 /// The connection to one rank.
@@ -198,8 +198,10 @@ impl<'a> JoinState<'a> {
     fn new(membership: &'a Membership, listener: TcpListener) -> Self {
         let slot = |rank| if rank == membership.rank.0 { PeerSlot::Own } else { PeerSlot::Empty };
         let slots = (0..membership.world_size.get()).map(slot).collect();
-        let unidentified =
-            Unidentified::new(membership.world_size.get() as usize, getrlimit(Resource::Nofile).current);
+        let unidentified = UnidentifiedConnections::new(
+            membership.world_size.get() as usize,
+            getrlimit(Resource::Nofile).current,
+        );
         Self { membership, token: Vec::new(), listener, slots, unidentified }
     }
 

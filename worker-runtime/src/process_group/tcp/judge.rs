@@ -16,7 +16,7 @@ pub(super) const BETWEEN_STEPS: u32 = u32::MAX;
 
 /// What to do with a header.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Judgement {
+pub(super) enum HeaderVerdict {
     /// Receive its message now.
     Now,
     /// Receive its message in a later step.
@@ -58,10 +58,10 @@ pub(super) fn notice_header(call: Call, calls: &CallHistory) -> Header {
     }
 }
 
-pub(super) fn judge_header(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+pub(super) fn judge_header(header: Header, situation: &Situation<'_>) -> Result<HeaderVerdict, Mismatch> {
     let Situation { call, step: number, expected_len: expected, calls, .. } = *situation;
     if header == Header::LEAVE {
-        return Ok(Judgement::Left);
+        return Ok(HeaderVerdict::Left);
     }
     if let Some(other_call) = header.previous_call
         && let Some(own_call) = calls.call_with_sequence_of(other_call)
@@ -74,24 +74,24 @@ pub(super) fn judge_header(header: Header, situation: &Situation<'_>) -> Result<
     }
     match expected {
         Some(length) if (header.call, header.step, header.length) == (call, number, length) => {
-            Ok(Judgement::Now)
+            Ok(HeaderVerdict::Now)
         }
         // A message by `send` stays until it is received, before the next call of all ranks.
         None if header.call.operation == Operation::Send && !is_ahead_of_sender(call, &header) => {
-            Ok(Judgement::Later)
+            Ok(HeaderVerdict::Later)
         }
         None if is_collective(header.call) && header.call.sequence > calls.latest_sequence() => {
-            Ok(Judgement::Later)
+            Ok(HeaderVerdict::Later)
         }
         None if header.call == call && (number == BETWEEN_STEPS || header.step > number) => {
-            Ok(Judgement::Later)
+            Ok(HeaderVerdict::Later)
         }
         _ => Err(calls.find_mismatch(call, &header)),
     }
 }
 
 /// The other rank waits for this one's part of a call.
-fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<HeaderVerdict, Mismatch> {
     let Situation { call, expected_len: expected, sent_messages: sends, calls, .. } = *situation;
     let other_call = notice.call;
     let is_future = match other_call.operation {
@@ -106,7 +106,7 @@ fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement,
         None if is_future && (expected.is_some() || is_ahead_of_sender(call, notice)) => {
             return Err(calls.find_mismatch(call, notice));
         }
-        _ => return Ok(Judgement::Nothing),
+        _ => return Ok(HeaderVerdict::Nothing),
     };
     Err(Mismatch { other_call, own_call })
 }
@@ -212,7 +212,7 @@ mod tests {
     fn header_expected_is_judged_now() {
         let verdict =
             in_third_call(Some(4), |situation| judge_header(header(Operation::Broadcast, 3, 1), situation));
-        assert_eq!(verdict, Ok(Judgement::Now));
+        assert_eq!(verdict, Ok(HeaderVerdict::Now));
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
         ] {
             assert_eq!(
                 in_third_call(None, |situation| judge_header(header, situation)),
-                Ok(Judgement::Later),
+                Ok(HeaderVerdict::Later),
                 "{header:?}"
             );
         }
@@ -260,7 +260,7 @@ mod tests {
             assert_eq!((mismatch.other_call, mismatch.own_call), (other_call, call(Operation::Broadcast, 3)));
         }
         let same = ahead(call(Operation::Broadcast, 3));
-        assert_eq!(in_third_call(None, |situation| judge_header(same, situation)), Ok(Judgement::Later));
+        assert_eq!(in_third_call(None, |situation| judge_header(same, situation)), Ok(HeaderVerdict::Later));
     }
 
     #[test]
@@ -274,15 +274,15 @@ mod tests {
                 .map_err(|mismatch| mismatch.own_call.sequence)
         };
         for expected in [None, Some(4)] {
-            assert_eq!(judge(Operation::Broadcast, 3, expected), Ok(Judgement::Nothing));
+            assert_eq!(judge(Operation::Broadcast, 3, expected), Ok(HeaderVerdict::Nothing));
             assert_eq!(judge(Operation::Gather, 3, expected), Err(3));
             assert_eq!(judge(Operation::Gather, 1, expected), Err(1));
             // It was sent.
-            assert_eq!(judge(Operation::Receive, 5, expected), Ok(Judgement::Nothing));
+            assert_eq!(judge(Operation::Receive, 5, expected), Ok(HeaderVerdict::Nothing));
         }
         // It may still be sent, unless this rank waits itself.
         for waited_for in [Operation::Receive, Operation::Gather] {
-            assert_eq!(judge(waited_for, 6, None), Ok(Judgement::Nothing));
+            assert_eq!(judge(waited_for, 6, None), Ok(HeaderVerdict::Nothing));
             assert_eq!(judge(waited_for, 6, Some(4)), Err(3));
         }
     }
@@ -305,7 +305,10 @@ mod tests {
         }
         // It was sent.
         let header = notice_header(call(Operation::Receive, 5), &CallHistory::default());
-        assert_eq!(in_third_call(None, |situation| judge_header(header, situation)), Ok(Judgement::Nothing));
+        assert_eq!(
+            in_third_call(None, |situation| judge_header(header, situation)),
+            Ok(HeaderVerdict::Nothing)
+        );
     }
 
     #[test]
@@ -315,7 +318,7 @@ mod tests {
                 judge_header(header, &Situation { step: BETWEEN_STEPS, ..*situation })
             })
         };
-        assert_eq!(between(header(Operation::Broadcast, 3, 0)), Ok(Judgement::Later));
+        assert_eq!(between(header(Operation::Broadcast, 3, 0)), Ok(HeaderVerdict::Later));
         assert_eq!(between(header(Operation::Gather, 3, 0)).unwrap_err().own_call.sequence, 3);
     }
 

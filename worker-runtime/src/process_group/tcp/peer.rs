@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags};
 use rustix::net::RecvFlags;
 
 use super::exchange::{Exchange, rank_from_index};
-use super::judge::{self, CallHistory, Judgement, Mismatch, Situation};
+use super::judge::{self, CallHistory, HeaderVerdict, Mismatch, Situation};
 use super::progress::TransferProgress;
 use crate::clock;
 use crate::process_group::error::{GroupFailure, LossCause};
@@ -208,14 +208,14 @@ impl Peer {
         loop {
             if !progress.is_accepted() && self.header_bytes == HEADER_LEN {
                 match self.judge_header(step, progress)? {
-                    Judgement::Now => progress.accept(),
-                    Judgement::Later if step.0.number == judge::BETWEEN_STEPS => {
+                    HeaderVerdict::Now => progress.accept(),
+                    HeaderVerdict::Later if step.0.number == judge::BETWEEN_STEPS => {
                         self.read_early_message()?;
                         return self.check_alive();
                     }
-                    Judgement::Later => return self.check_alive(),
-                    Judgement::Nothing => self.header_bytes = 0,
-                    Judgement::Left => {
+                    HeaderVerdict::Later => return self.check_alive(),
+                    HeaderVerdict::Nothing => self.header_bytes = 0,
+                    HeaderVerdict::Left => {
                         self.has_left = true;
                         return Ok(());
                     }
@@ -302,7 +302,7 @@ impl Peer {
         &self,
         (step, calls): (&Exchange, &CallHistory),
         progress: &TransferProgress<'_>,
-    ) -> Result<Judgement, PeerFailure> {
+    ) -> Result<HeaderVerdict, PeerFailure> {
         let Some(header) = Header::decode(&self.header) else {
             return Err(PeerFailure::Mismatch { other_call: None, own_call: step.call });
         };

@@ -117,9 +117,9 @@ impl State {
             return Vec::new();
         };
         let (before, signal, live) = (warning.before, warning.signal, self.without_external_worker(live));
-        let said = Action::Emit(JobEvent::TimeIsShort { remaining: before, signal, live });
+        let event = Action::Emit(JobEvent::TimeIsShort { remaining: before, signal, live });
         self.time_limit_timer.warning_sent = Some(signal);
-        self.forward_signal(signal).into_iter().chain([said]).collect()
+        self.forward_signal(signal).into_iter().chain([event]).collect()
     }
 
     /// True if a worker ended by the warning signal, or with the code by which shells report it.
@@ -155,11 +155,11 @@ impl State {
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::TimeLimit, None);
         let grace = self.remaining_grace(now);
-        let said = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
-        // Said at once, but not before the running workers get the stop signal.
+        let event = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
+        // The running workers get the stop signal before the user reads of it.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         let notices = self.report_stop_to_peers(StopReason::TimeLimit);
-        notices.into_iter().chain(ranks).chain(insert_action(actions, at, said)).collect()
+        notices.into_iter().chain(ranks).chain(insert_action(actions, at, event)).collect()
     }
 
     fn on_time_limit(&mut self, now: Instant) -> Vec<Action> {

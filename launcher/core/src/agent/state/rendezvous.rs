@@ -80,8 +80,8 @@ impl State {
         let place = NodeSlot { node: round.node_rank, base: round.base_rank };
         self.history.record_joined(place, now.saturating_duration_since(since));
         let is_reported = !is_first && (had_peers || self.peers.has_peers());
-        let said = is_reported.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
-        said.into_iter().chain([self.start_generation(now, round)]).collect()
+        let event = is_reported.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
+        event.into_iter().chain([self.start_generation(now, round)]).collect()
     }
 
     /// The round is over because of another node or the store.
@@ -101,8 +101,8 @@ impl State {
                 self.record_peer_failure(&change);
                 self.phase = phase;
                 self.limit_kill_time(kill_by);
-                let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-                (!is_newcomer).then_some(Action::Emit(said)).into_iter().collect()
+                let event = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                (!is_newcomer).then_some(Action::Emit(event)).into_iter().collect()
             }
             phase @ JobPhase::Settling { .. }
                 if matches!(change, MembershipChange::CutOff { .. } | MembershipChange::StoodStill) =>
@@ -113,10 +113,10 @@ impl State {
             }
             JobPhase::Settling { .. } => {
                 self.record_peer_failure(&change);
-                let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                let event = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 let early = self.finished_before_loss_event(self.peers.first_failure.as_ref());
                 let kill = self.kill_leftovers(now, BTreeSet::new(), StopReason::Membership, None);
-                [kill, Action::Emit(said)].into_iter().chain(early).collect()
+                [kill, Action::Emit(event)].into_iter().chain(early).collect()
             }
             phase => {
                 let is_blaming = matches!(phase, JobPhase::Blaming { .. });
@@ -126,8 +126,8 @@ impl State {
                     return Vec::new();
                 }
                 self.record_peer_failure(&change);
-                let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-                vec![Action::Emit(said)]
+                let event = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                vec![Action::Emit(event)]
             }
         }
     }
@@ -305,8 +305,8 @@ impl State {
         }
         let Some(lost) = lost else { return self.check_devices_or_decide(now, failure) };
         let change = MembershipChange::Lost(lost);
-        let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-        [Action::Emit(said)].into_iter().chain(self.rejoin(now)).collect()
+        let event = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+        [Action::Emit(event)].into_iter().chain(self.rejoin(now)).collect()
     }
 
     /// All workers of this node have succeeded.
@@ -367,8 +367,8 @@ impl State {
                 let actions = self.stop_workers(now, live, StopReason::EndedElsewhere, None);
                 self.limit_kill_time(kill_by);
                 let grace = self.remaining_grace(now);
-                let said = JobEvent::OverElsewhere { remote_end: ending, live: ours, grace };
-                ranks.into_iter().chain(with_event_after_signal(actions, said)).collect()
+                let event = JobEvent::OverElsewhere { remote_end: ending, live: ours, grace };
+                ranks.into_iter().chain(with_event_after_signal(actions, event)).collect()
             }
             phase @ JobPhase::Stopping { .. } => {
                 self.phase = phase;
@@ -456,7 +456,7 @@ const fn kill_deadline(now: Instant, change: &MembershipChange) -> Option<Instan
 }
 
 /// Says it at once, but not before the running workers get the stop signal.
-fn with_event_after_signal(actions: Vec<Action>, said: JobEvent) -> Vec<Action> {
+fn with_event_after_signal(actions: Vec<Action>, event: JobEvent) -> Vec<Action> {
     let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-    insert_action(actions, at, Action::Emit(said))
+    insert_action(actions, at, Action::Emit(event))
 }

@@ -132,12 +132,12 @@ impl State {
         match result {
             Ok(workers) => {
                 self.rules.workers = workers;
-                let said = Action::Emit(JobEvent::DevicesReassigned { workers });
-                [said].into_iter().chain(self.probe_progress_or_restart(now, wait, failure)).collect()
+                let event = Action::Emit(JobEvent::DevicesReassigned { workers });
+                [event].into_iter().chain(self.probe_progress_or_restart(now, wait, failure)).collect()
             }
             Err(why) => {
-                let said = Action::Emit(JobEvent::NoRestart { reason: Some(why) });
-                vec![said, self.finish_failed(Some(failure))]
+                let event = Action::Emit(JobEvent::NoRestart { reason: Some(why) });
+                vec![event, self.finish_failed(Some(failure))]
             }
         }
     }
@@ -151,7 +151,7 @@ impl State {
     ) -> Vec<Action> {
         let granted = |step| if let CheckStep::Progress { wait } = step { Some(wait) } else { None };
         let Some((failure, wait)) = self.take_check(generation, granted) else { return Vec::new() };
-        let said = match fingerprint {
+        let event = match fingerprint {
             Some(fingerprint) => {
                 self.history.record_progress(fingerprint);
                 None
@@ -161,7 +161,7 @@ impl State {
         let restart = Decision::Restart { wait };
         let decision =
             self.history.refuse_without_progress(&self.rules.restart).map_or(restart, Decision::Fail);
-        said.into_iter().chain(self.apply_decision(now, decision, failure)).collect()
+        event.into_iter().chain(self.apply_decision(now, decision, failure)).collect()
     }
 
     /// A check takes long, or too long.
@@ -249,7 +249,7 @@ impl State {
                 // The summary tells how many restarts were used, and a user that stopped the job knows.
                 let is_known_to_user =
                     matches!(refusal, NoRestart::Stopped | NoRestart::Stuck | NoRestart::Budget);
-                let said = (!is_known_to_user).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
+                let event = (!is_known_to_user).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
                 if let (Action::Finish(end), NoRestart::Rule(rule)) = (&mut finish, refusal)
                     && let Some(rule) = RuleNote::of(&rule)
@@ -257,7 +257,7 @@ impl State {
                     end.status = rule.then.status();
                     end.rule = Some(rule);
                 }
-                said.into_iter().chain([finish]).collect()
+                event.into_iter().chain([finish]).collect()
             }
         }
     }
@@ -266,8 +266,8 @@ impl State {
         let until = self.restart_held_until(&failure).map_or(at, |held| held.max(at));
         if self.expires_before(until) {
             let refusal = NoRestart::TooLate { wait: until.saturating_duration_since(now) };
-            let said = (until > now).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
-            return said.into_iter().chain([self.finish_failed(Some(failure))]).collect();
+            let event = (until > now).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
+            return event.into_iter().chain([self.finish_failed(Some(failure))]).collect();
         }
         if until <= now {
             return self.restart(now, failure);
@@ -275,8 +275,8 @@ impl State {
         self.phase = JobPhase::Waiting { failure, until };
         let used = RestartCount(self.job_restarts.0 + 1);
         // Without a back-off the user is not told: the wait is over in half a second.
-        let said = (at > now).then_some(Action::Emit(JobEvent::Waiting { wait: until - now, used }));
-        said.into_iter().collect()
+        let event = (at > now).then_some(Action::Emit(JobEvent::Waiting { wait: until - now, used }));
+        event.into_iter().collect()
     }
 
     /// A process remains that should be gone: there is no restart, but a rule may still decide the result.
@@ -297,8 +297,8 @@ impl State {
         self.node_restarts.0 += 1;
         self.job_restarts.0 += 1;
         self.generation.0 += 1;
-        let said = Action::Emit(JobEvent::Restarting { used: self.job_restarts });
-        vec![said, self.join_next_round(now, Some(failure))]
+        let event = Action::Emit(JobEvent::Restarting { used: self.job_restarts });
+        vec![event, self.join_next_round(now, Some(failure))]
     }
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {

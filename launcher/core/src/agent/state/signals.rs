@@ -43,15 +43,15 @@ impl State {
             JobPhase::Observing { live, failure, .. } => {
                 let ours = live.clone();
                 let actions = self.stop_siblings_with_signal(now, signal, (live, failure));
-                let said = self.stopping_event(now, signal, &ours);
-                insert_action(actions, 1, said)
+                let event = self.stopping_event(now, signal, &ours);
+                insert_action(actions, 1, event)
             }
             JobPhase::Running { live } | JobPhase::Undecided { live, .. } => {
                 let ours = live.clone();
                 let actions = self.stop_workers(now, live, StopReason::Signal(signal), None);
-                let said = self.stopping_event(now, signal, &ours);
+                let event = self.stopping_event(now, signal, &ours);
                 let notices = self.report_stop_to_peers(StopReason::Signal(signal));
-                notices.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
+                notices.into_iter().chain(ranks).chain(insert_action(actions, 1, event)).collect()
             }
             phase @ JobPhase::Stopping { stage: StopStage::Asked { .. }, .. } => {
                 self.phase = phase;
@@ -73,8 +73,8 @@ impl State {
                 vec![self.stopping_event(now, signal, &BTreeSet::new()), self.finish_failed(failure)]
             }
             JobPhase::Settling { .. } => {
-                let said = self.stopping_event(now, signal, &BTreeSet::new());
-                [said]
+                let event = self.stopping_event(now, signal, &BTreeSet::new());
+                [event]
                     .into_iter()
                     .chain(self.finish_failed_after_success(now, StopReason::Signal(signal)))
                     .collect()

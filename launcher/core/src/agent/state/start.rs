@@ -56,7 +56,7 @@ impl State {
         self.history.record_never_joined();
         let actions = self.stop_workers(now, live, StopReason::StartTimeout, Some(failure));
         let grace = self.remaining_grace(now);
-        let said = Action::Emit(JobEvent::NotJoined { missing, limit, live: ours, grace });
-        report.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
+        let event = Action::Emit(JobEvent::NotJoined { missing, limit, live: ours, grace });
+        report.into_iter().chain(ranks).chain(insert_action(actions, 1, event)).collect()
     }
 }

@@ -21,8 +21,8 @@ use rankrun_core::rendezvous::{FailureNote, LossRole, LostNode, MembershipChange
 use super::peer_directory::PeerDirectory;
 use super::rendezvous_task::{Phase, RendezvousTask, wall};
 use super::static_start::StaticProgress;
-use super::watch::{Known, LostNodeQuery, Verdict, judge};
-use rankrun_core::rendezvous::lost_node_deadline::{Shown, lost_node_deadline};
+use super::watch::{LostNodeQuery, RoundFacts, Verdict, judge};
+use rankrun_core::rendezvous::lost_node_deadline::{PeerActivity, lost_node_deadline};
 
 /// While a question is open, heartbeats are read so often in the time in which one is due.
 const READS_IN_TICK: u32 = 5;
@@ -216,7 +216,7 @@ impl RendezvousTask {
         let is_closed = if is_mixed { snapshot.end.is_some() } else { backend.state().closed };
         let (stage, nodes, known_failure) =
             (membership.stage, membership.nodes.as_slice(), membership.failure());
-        let verdict = judge(&Known { stage, nodes, known_failure, is_closed, all_gone }, snapshot);
+        let verdict = judge(&RoundFacts { stage, nodes, known_failure, is_closed, all_gone }, snapshot);
         Some((stage == Stage::Over, verdict))
     }
 
@@ -438,9 +438,9 @@ impl RendezvousTask {
     }
 
     /// What the other agents have shown since the question for a lost node was asked.
-    fn shown_by_others(&self, since: Instant, done: &[Node], others_have_reported: bool) -> Shown {
+    fn shown_by_others(&self, since: Instant, done: &[Node], others_have_reported: bool) -> PeerActivity {
         let Phase::Member(membership) = &self.phase else {
-            return Shown { all_live: true, doubted_until: None, awaits_cause: false };
+            return PeerActivity { all_live: true, doubted_until: None, awaits_cause: false };
         };
         let own = self.me.as_ref().map(|me| &me.node);
         let is_asked = |node: &&Node| Some(*node) != own && !done.contains(node);
@@ -448,7 +448,7 @@ impl RendezvousTask {
         let asked_for: Vec<&Node> = agents.filter(is_asked).collect();
         let (detector, tick) = (&self.peers.failure_detector, self.plan.tick());
         let has_lost_peer = |note: &FailureNote| note.lost_peer().is_some();
-        Shown {
+        PeerActivity {
             all_live: asked_for.iter().all(|node| detector.is_alive_since(node, since)),
             doubted_until: asked_for
                 .iter()

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::error::RendezvousError;
-use crate::store::client::{Client, ClientError, Unanswered};
+use crate::store::client::{Client, ClientError, UnansweredRequest};
 use rankrun_core::rendezvous::text::escape_bytes_for_terminal;
 
 use super::rendezvous_task::{Participation, Phase, RendezvousTask};
@@ -26,12 +26,12 @@ pub(super) struct Refusals {
     count: u32,
     since: Option<Instant>,
     /// The request that was refused last.
-    request: Option<Unanswered>,
+    request: Option<UnansweredRequest>,
 }
 
 impl Refusals {
     /// The store has closed a connection while this request had no answer.
-    pub(super) fn add(&mut self, now: Instant, request: Option<Unanswered>) {
+    pub(super) fn add(&mut self, now: Instant, request: Option<UnansweredRequest>) {
         self.count = self.count.saturating_add(1);
         self.since.get_or_insert(now);
         self.request = request.or(self.request.take());
@@ -97,16 +97,16 @@ impl RendezvousTask {
     async fn refusal(&mut self) -> RendezvousError {
         let endpoint = self.plan.endpoint.to_string();
         let recorded = self.connection.refusals.request.take();
-        let recorded = recorded.unwrap_or_else(|| Unanswered { request: "PING", key: String::new() });
+        let recorded = recorded.unwrap_or_else(|| UnansweredRequest { request: "PING", key: String::new() });
         let heartbeat = self.me.as_ref().map(|me| self.plan.keys.heartbeat(&me.node));
         let heartbeat = match heartbeat {
-            Some(key) => Some((self.value_of(&key).await, Unanswered { request: "ADD", key })),
+            Some(key) => Some((self.value_of(&key).await, UnansweredRequest { request: "ADD", key })),
             None => None,
         };
         // The recorded request may have been sent before the refused heartbeat.
         let spoiled = heartbeat.filter(|(value, _)| is_no_counter(value));
         let is_spoiled = spoiled.is_some();
-        let (value, Unanswered { request, key }) = match spoiled {
+        let (value, UnansweredRequest { request, key }) = match spoiled {
             Some(spoiled) => spoiled,
             None => (self.value_of(&recorded.key).await, recorded),
         };

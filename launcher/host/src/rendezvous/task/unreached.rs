@@ -7,7 +7,7 @@ use crate::blocking::call_on_thread;
 use crate::rendezvous::RendezvousEvent;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::port_owner::{PortOwner, port_owner};
-use crate::rendezvous::unreached::Unreached;
+use crate::rendezvous::unreached::UnreachedReason;
 use rankrun_core::spec::rendezvous::RoundTimes;
 
 use super::connection::ConnectFailure;
@@ -101,10 +101,10 @@ impl RendezvousTask {
     }
 
     /// Why the store is not reached, as far as an attempt has shown it.
-    async fn unreached_reason(&mut self) -> Option<Unreached> {
+    async fn unreached_reason(&mut self) -> Option<UnreachedReason> {
         let reason = match self.connection.failure.as_ref()? {
-            ConnectFailure::Name(error) => Unreached::of_name(&self.plan.endpoint.host, error),
-            ConnectFailure::Store(error) => Unreached::of_client(error),
+            ConnectFailure::Name(error) => UnreachedReason::of_name(&self.plan.endpoint.host, error),
+            ConnectFailure::Store(error) => UnreachedReason::of_client(error),
         };
         if reason.is_another_program() && self.connection.owner.is_none() {
             self.connection.owner = Some(self.owner_of_port().await);
@@ -137,7 +137,7 @@ impl RendezvousTask {
                 RendezvousError::StoreLost { endpoint, source }
             }
             Some(ConnectFailure::Store(_)) | None => {
-                let source = Box::new(reason.unwrap_or(Unreached::FirstTryRuns));
+                let source = Box::new(reason.unwrap_or(UnreachedReason::FirstTryRuns));
                 RendezvousError::Unreachable { endpoint, waited, has_master_port, source }
             }
         }

@@ -33,7 +33,7 @@ pub(super) enum Verdict {
 
 /// What is known of the round besides the keys that were read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Known<'a> {
+pub(super) struct RoundFacts<'a> {
     /// The stage of this node's workers.
     pub(super) stage: Stage,
     /// Its members.
@@ -47,8 +47,8 @@ pub(super) struct Known<'a> {
 }
 
 /// Judges the keys that were read.
-pub(super) fn judge(known: &Known<'_>, look: &StoreSnapshot) -> Verdict {
-    let Known { stage, nodes, known_failure, is_closed, all_gone } = *known;
+pub(super) fn judge(known: &RoundFacts<'_>, look: &StoreSnapshot) -> Verdict {
+    let RoundFacts { stage, nodes, known_failure, is_closed, all_gone } = *known;
     let is_done = look.all_succeeded || (!nodes.is_empty() && look.done.len() == nodes.len());
     if stage == Stage::Succeeded && is_done {
         return Verdict::Succeeded;
@@ -187,7 +187,7 @@ mod tests {
 
     fn judged(stage: Stage, look: &StoreSnapshot, is_closed: bool) -> Verdict {
         let nodes = [node("a"), node("b")];
-        judge(&Known { stage, nodes: &nodes, known_failure: None, is_closed, all_gone: false }, look)
+        judge(&RoundFacts { stage, nodes: &nodes, known_failure: None, is_closed, all_gone: false }, look)
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
         for stage in [Stage::Running, Stage::Succeeded] {
             assert_eq!(judged(stage, &look, false), Verdict::Failed(note(3)));
             let known_failure = note(3);
-            let known = Known {
+            let known = RoundFacts {
                 stage,
                 nodes: &[],
                 known_failure: Some(&known_failure),
@@ -267,7 +267,7 @@ mod tests {
         let look = StoreSnapshot { done: vec![node("a")], successes: 1, ..StoreSnapshot::default() };
         let judged = |all_gone, look: &StoreSnapshot| {
             judge(
-                &Known {
+                &RoundFacts {
                     stage: Stage::Succeeded,
                     nodes: &nodes,
                     known_failure: None,

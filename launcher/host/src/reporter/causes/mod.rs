@@ -114,12 +114,12 @@ struct Rule {
     /// The hint, where the clues fit.
     hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>,
     /// The part of the clues that it reads.
-    reads: Reads,
+    reads: ClueKind,
 }
 
 /// The part of the clues that a rule reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reads {
+enum ClueKind {
     /// The final error alone: earlier lines tell of problems that the worker survived.
     FinalError,
     /// Every line. A hint of the worker's own is better.
@@ -129,15 +129,15 @@ enum Reads {
 }
 
 const fn of_text(name: &'static str, hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>) -> Rule {
-    Rule { name, hint, reads: Reads::FinalError }
+    Rule { name, hint, reads: ClueKind::FinalError }
 }
 
 const fn of_exit(name: &'static str, hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>) -> Rule {
-    Rule { name, hint, reads: Reads::Exit }
+    Rule { name, hint, reads: ClueKind::Exit }
 }
 
 const RULES: &[Rule] = &[
-    Rule { name: "abort at exit", hint: torch::abort_at_exit, reads: Reads::Text },
+    Rule { name: "abort at exit", hint: torch::abort_at_exit, reads: ClueKind::Text },
     of_text("no NCCL or no GPU", torch::missing_gpu),
     of_text("gloo on the loopback", network::gloo_on_loopback),
     of_text("shared memory", torch::shared_memory),
@@ -165,20 +165,20 @@ fn named_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<(&'s
         return None;
     }
     let has_own_hint = clues.tail.iter().any(|line| line.starts_with("hint: "));
-    let find = |clues: &Clues<'_>, reads: &[Reads]| {
+    let find = |clues: &Clues<'_>, reads: &[ClueKind]| {
         let rules = RULES.iter().filter(|rule| reads.contains(&rule.reads));
-        let usable = rules.filter(|rule| rule.reads == Reads::Exit || !has_own_hint);
+        let usable = rules.filter(|rule| rule.reads == ClueKind::Exit || !has_own_hint);
         let mut hints = usable.filter_map(|rule| Some((rule.name, (rule.hint)(clues, surroundings)?)));
         hints.next()
     };
     let perhaps = |(name, hint): (&'static str, String)| (name, format!("perhaps {hint}"));
-    let found = find(clues, &[Reads::Text]).or_else(|| {
+    let found = find(clues, &[ClueKind::Text]).or_else(|| {
         let (final_error, is_sure) = clues.of_final_error();
-        let found = find(&final_error, &[Reads::FinalError]);
+        let found = find(&final_error, &[ClueKind::FinalError]);
         if is_sure { found } else { found.map(perhaps) }
     });
-    let found = found.or_else(|| find(&clues.of_last_lines()?, &[Reads::FinalError]).map(perhaps));
-    let found = found.or_else(|| find(clues, &[Reads::Exit]));
+    let found = found.or_else(|| find(&clues.of_last_lines()?, &[ClueKind::FinalError]).map(perhaps));
+    let found = found.or_else(|| find(clues, &[ClueKind::Exit]));
     found.map(|(name, hint)| (name, plain(&hint)))
 }
 

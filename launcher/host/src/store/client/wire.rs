@@ -69,9 +69,9 @@ impl Wire {
         match answer {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
             Some(Reply::Pong(answer)) => {
-                let said = [&answer.to_le_bytes(), wire.input.as_slice()].concat();
+                let reply = [&answer.to_le_bytes(), wire.input.as_slice()].concat();
                 Err(ClientError::AnotherProgram {
-                    said: another_program::first_line(&mut wire.stream, said).await,
+                    reply: another_program::first_line(&mut wire.stream, reply).await,
                 })
             }
             Some(_) => Err(ClientError::NoStore),
@@ -84,8 +84,8 @@ impl Wire {
 
     /// A greeting that ended after fewer bytes than a store answers was ended by another program.
     async fn another_program_or(&mut self, error: ClientError) -> ClientError {
-        let said = another_program::first_line(&mut self.stream, std::mem::take(&mut self.input)).await;
-        if said.is_empty() { error } else { ClientError::AnotherProgram { said } }
+        let reply = another_program::first_line(&mut self.stream, std::mem::take(&mut self.input)).await;
+        if reply.is_empty() { error } else { ClientError::AnotherProgram { reply } }
     }
 
     /// Sends the greeting; `None` if it is not answered in time.

@@ -26,7 +26,7 @@ use crate::process_group::shm::member::Member;
 use crate::process_group::shm::segment::LAYOUT_VERSION;
 use crate::process_group::shm::watch::FailureWord;
 use crate::process_group::transport::Step;
-use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Unidentified};
+use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, UnidentifiedConnections};
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
@@ -39,7 +39,7 @@ pub(super) struct SegmentHost<'a> {
     member: &'a Member,
     token: Vec<u8>,
     listener: UnixListener,
-    unidentified: Unidentified<UnidentifiedPeer, PeerIdentity>,
+    unidentified: UnidentifiedConnections<UnidentifiedPeer, PeerIdentity>,
     admitted: Vec<(usize, UnixStream)>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> SegmentHost<'a> {
         rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from).map_err(SegmentError::from)?;
         store.set(ADDRESS_KEY, format!("{name} {token}").as_bytes())?;
         let token = token.into_bytes();
-        let unidentified = Unidentified::new(member.world, getrlimit(Resource::Nofile).current);
+        let unidentified = UnidentifiedConnections::new(member.world, getrlimit(Resource::Nofile).current);
         Ok(Self { membership, member, token, listener, unidentified, admitted: Vec::new() })
     }
 
