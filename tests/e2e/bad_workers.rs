@@ -60,7 +60,7 @@ fn odd_process_name_does_not_hide_process() {
     let first = process_from_line(&job.wait_for_line("process=worker"));
     let daemon = process_from_line(&job.wait_for_line("process=odd-daemon"));
     job.type_text("\n");
-    job.wait_for_lines("life=1", 2);
+    job.wait_for_lines("attempt=1", 2);
     job.expect_processes_gone(&[first, daemon], Duration::ZERO);
     job.type_text("\n");
     // The second one's daemon is looked for by the harness.
@@ -83,15 +83,16 @@ fn process_that_left_its_group_is_stopped_with_the_generation() {
         return;
     }
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open();
-    let steps = ["helper=group", "alive", "rank0:life<1:read", "rank0:life<1:exit=4", "life0:forever"];
+    let steps =
+        ["helper=group", "alive", "rank0:attempt<1:read", "rank0:attempt<1:exit=4", "attempt0:forever"];
     let mut job = launch.worker(steps).start();
     let helpers: Vec<_> =
         job.wait_for_lines("process=group", 2).iter().map(|line| process_from_line(line)).collect();
     job.wait_for_lines("process=worker", 2);
     job.type_text("\n");
-    job.wait_for_lines("life=1", 4);
+    job.wait_for_lines("attempt=1", 4);
     job.expect_processes_gone(&helpers, Duration::ZERO);
-    // After the success the helpers of this life are leftovers.
+    // After the success the helpers of this generation are leftovers.
     job.wait_for_line("for what they left behind");
     job.signal(Signal::SIGTERM);
     job.wait_for_line("ending pid ");

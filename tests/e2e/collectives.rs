@@ -10,10 +10,10 @@ use nix::sys::signal::Signal;
 
 const WORLD: usize = 4;
 
-/// At the least; a job goes on until its last life.
+/// At the least; a job goes on until its last generation.
 const STEPS: i64 = 100;
 
-/// How long a life may be before its kill: each collective has its turn.
+/// How long a generation may be before its kill: each collective has its turn.
 const MAX_KILL_DELAY: Duration = Duration::from_millis(200);
 
 /// In a mount namespace with so small a `/dev/shm`; tells what is left there and in the temporary folder.
@@ -24,16 +24,16 @@ const SMALL_SHM_SCRIPT: &str = r#"
     find /dev/shm "$TMPDIR" -mindepth 1 -printf 'left behind: %p\n'
     exit $status"#;
 
-/// Kills a worker of this life at a random moment; all others say that it is the one they miss.
+/// Kills a worker of this generation at a random moment; all others say that it is the one they miss.
 #[track_caller]
-fn kill_random_worker(job: &Job, life: u64, random: &mut Random) {
-    let workers = job.wait_for_lines(&format!("under way life={life} "), WORLD);
+fn kill_random_worker(job: &Job, attempt: u64, random: &mut Random) {
+    let workers = job.wait_for_lines(&format!("under way attempt={attempt} "), WORLD);
     let number = |line: &str, name: &str| field(line, name).and_then(|text| text.parse::<i32>().ok());
     let victim = &workers[usize::try_from(random.below(WORLD as u64)).expect("below a usize")];
     let (rank, pid) = (number(victim, "rank"), number(victim, "pid").expect("each rank says its pid"));
     random.pause(MAX_KILL_DELAY);
     job.signal_to(pid, Signal::SIGKILL);
-    for line in job.wait_for_lines(&format!("missed life={life} "), WORLD - 1) {
+    for line in job.wait_for_lines(&format!("missed attempt={attempt} "), WORLD - 1) {
         assert_eq!(number(&line, "lost"), rank, "{victim} was killed: {line}\n{job}");
     }
 }
@@ -64,7 +64,7 @@ fn assert_survives_kills(backend: &str) {
         false => launch,
     };
     let job = launch.start();
-    (0..kills).for_each(|life| kill_random_worker(&job, life, &mut random));
+    (0..kills).for_each(|attempt| kill_random_worker(&job, attempt, &mut random));
     let outcome = job.wait();
     outcome.expect_exit_code(0).expect_absent("left behind").expect_absent("is wrong");
     let results = outcome.lines_with("trained rank=");

@@ -34,7 +34,7 @@ fn config_file_sets_launch_and_restart_options() {
     let scratch = Scratch::new();
     let text = "[launch]\nstandalone = true\nnproc-per-node = 2\n[restart]\nmax-restarts = 3\ndelay = \"10ms\"\n\
                 [[restart.rules]]\nexit = 5\nrank = 0\nthen = \"succeed\"\n[[restart.rules]]\nexit = 5\nthen = \"fail\"\n";
-    let steps = ["alive", "rank0:life0:exit=7", "rank0:exit=5", "forever"];
+    let steps = ["alive", "rank0:attempt0:exit=7", "rank0:exit=5", "forever"];
     for name in Name::both() {
         let outcome = launch_with_config(*name, &scratch, text).worker(steps).run();
         outcome.expect_exit_code(0).expect_stderr("in 0.0 s (restart 1 of 3)");
@@ -57,7 +57,7 @@ fn config_file_in_working_folder_is_not_read() {
     fs::write(scratch.at("rankrun.toml"), "[restart]\nmax-restarts = 3\n").expect("the folder is ours");
     let folder = scratch.folder(".", 0o777);
     let launch = Launch::standalone(Name::Rankrun, 1).cwd(folder).env("RANKRUN_CONFIG", "");
-    let outcome = launch.worker(["alive", "life0:exit=4"]).run();
+    let outcome = launch.worker(["alive", "attempt0:exit=4"]).run();
     outcome.expect_exit_code(4);
     assert_eq!(attempts_of_rank_0(&outcome), [0], "{outcome}");
 }
@@ -69,7 +69,7 @@ fn grace_for_each_stop_reason_is_applied() {
     for (key, launch, restarts, ends, status) in [
         ("signal", limits(""), 0, "", 128 + 15),
         ("failure", limits(""), 0, "rank0:exit=3", 3),
-        ("restart", limits(""), 1, "rank0:life0:exit=3", 0),
+        ("restart", limits(""), 1, "rank0:attempt0:exit=3", 0),
         ("time-limit", limits("time-limit = 1\n"), 3, "", 124),
         ("start-timeout", limits("start-timeout = 1\n"), 0, "", 1),
     ] {
@@ -79,8 +79,8 @@ fn grace_for_each_stop_reason_is_applied() {
             let text = format!(
                 "{launch}[restart]\nmax-restarts = {restarts}\n[stop]\ngrace = \"1h\"\n[stop.grace-for]\n{key} = \"250ms\"\n"
             );
-            let waits = format!("rank0:life0:{}", gate.step());
-            let steps = ["catch", "alive", &waits, ends, "life0:forever"];
+            let waits = format!("rank0:attempt0:{}", gate.step());
+            let steps = ["catch", "alive", &waits, ends, "attempt0:forever"];
             let steps = steps.into_iter().filter(|step| !step.is_empty());
             let job = launch_with_config(*name, &scratch, text).worker(steps).start();
             job.wait_for_lines("alive rank=", 2);

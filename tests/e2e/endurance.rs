@@ -46,13 +46,14 @@ fn many_restarts_leak_no_memory_descriptors_or_children() {
         return;
     }
     let last = if is_soak() { 1_000 } else { 500 };
-    let sampled_lives = [10, last / 4, last / 2, last * 3 / 4, last];
+    let sampled_attempts = [10, last / 4, last / 2, last * 3 / 4, last];
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", &last.to_string()]);
-    let pauses =
-        sampled_lives.iter().flat_map(|life| [format!("life{life}:alive"), format!("life{life}:read")]);
+    let pauses = sampled_attempts
+        .iter()
+        .flat_map(|attempt| [format!("attempt{attempt}:alive"), format!("attempt{attempt}:read")]);
     let mut job = launch.stdin_open().worker(pauses.chain(["helper=daemon".into(), "exit=3".into()])).start();
-    let samples = sampled_lives.map(|life| {
-        job.wait_for_line(&format!("alive rank=0 life={life} "));
+    let samples = sampled_attempts.map(|attempt| {
+        job.wait_for_line(&format!("alive rank=0 attempt={attempt} "));
         let usage = [job.pid(), job.only_child_of(job.pid())].map(|pid| resource_usage(&job, pid));
         job.type_text("\n");
         usage
@@ -106,9 +107,10 @@ fn stopped_and_continued_launcher_handles_worker_failure() {
         return;
     }
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open();
-    let steps = ["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "rank1:life<1:forever", "print=over"];
+    let steps =
+        ["alive", "rank0:attempt<1:read", "rank0:attempt<1:exit=4", "rank1:attempt<1:forever", "print=over"];
     let mut job = launch.worker(steps).start();
-    job.wait_for_lines("life=0", 2);
+    job.wait_for_lines("attempt=0", 2);
     let both = [job.pid(), job.only_child_of(job.pid())];
     both.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGSTOP));
     let workers = job.children_of(both[1]);
@@ -133,9 +135,9 @@ fn wall_clock_jumps_do_not_change_timeouts() {
         let launch = Launch::standalone(Name::Rankrun, 2).args(arguments).env("LD_PRELOAD", &clock);
         launch.worker(steps.iter().copied()).run()
     };
-    let steps = ["alive", "rank1:life<2:exit=3", "life<2:forever", "print=over"];
+    let steps = ["alive", "rank1:attempt<2:exit=3", "attempt<2:forever", "print=over"];
     let outcome = jumping(&["--max-restarts", "2", "--restart-delay", "0.2", "--time-limit", "1h"], &steps);
-    outcome.expect_exit_code(0).expect_stdout("life=2");
+    outcome.expect_exit_code(0).expect_stdout("attempt=2");
     assert_eq!(outcome.lines_with("over").len(), 2, "{outcome}");
     // A wait of 0.2 s, and one of 0.4 s.
     assert!(outcome.took >= Duration::from_millis(600), "{outcome}");

@@ -119,8 +119,8 @@ fn error_files_of_earlier_restarts_are_removed_if_text_is_shown() {
     }
     let launch = |last: &str| {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]);
-        let write = |life: &str, text: &str| format!("{life}:error-file={}", error_report_json(text));
-        launch.worker([write("life<2", "bad batch 7"), write("life2", last), "exit=3".to_owned()]).run()
+        let write = |attempt: &str, text: &str| format!("{attempt}:error-file={}", error_report_json(text));
+        launch.worker([write("attempt<2", "bad batch 7"), write("attempt2", last), "exit=3".to_owned()]).run()
     };
     let outcome = launch("bad batch 7");
     outcome.expect_exit_code(3);

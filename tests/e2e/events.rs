@@ -84,8 +84,8 @@ fn failure_after_restart_events_match_torchrun() {
         let steps =
             ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "signal"];
         let job = launch.args(["--max-restarts", "1"]).worker(steps).start();
-        for life in 0..2 {
-            job.wait_for_line(&format!("alive rank=0 life={life}"));
+        for attempt in 0..2 {
+            job.wait_for_line(&format!("alive rank=0 attempt={attempt}"));
             gate.open(1);
         }
         job.wait()

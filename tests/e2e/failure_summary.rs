@@ -85,7 +85,7 @@ fn start_timeout_of_silent_worker_has_no_last_lines() {
 #[test]
 fn restart_is_reported_with_reason() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]);
-    let outcome = launch.worker(["rank1:life<1:exit=4", "life<1:forever"]).run();
+    let outcome = launch.worker(["rank1:attempt<1:exit=4", "attempt<1:forever"]).run();
     outcome.expect_exit_code(0).expect_stderr("rank 1").expect_stderr("restart");
 }
 

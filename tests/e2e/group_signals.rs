@@ -82,7 +82,7 @@ fn sigterm_to_launcher_and_workers_is_not_a_failure() {
             job.signal(Signal::SIGTERM);
         }
         let outcome = job.wait();
-        outcome.expect_exit_code(name.code(143)).expect_absent("life=1");
+        outcome.expect_exit_code(name.code(143)).expect_absent("attempt=1");
         if !steps.contains(&"exit=1") {
             outcome.expect_absent("failed first");
         }
@@ -94,13 +94,13 @@ fn signal_to_one_worker_is_a_failure() {
     for name in Name::for_shared_behaviour() {
         for end in ["die=SIGTERM", "die=SIGHUP", "exit=143"] {
             let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
-            let steps = ["alive", &format!("rank0:life<1:{end}"), "rank1:life<1:forever"];
+            let steps = ["alive", &format!("rank0:attempt<1:{end}"), "rank1:attempt<1:forever"];
             launch
                 .worker(steps)
                 .run()
                 .expect_exit_code(0)
-                .expect_stdout("alive rank=0 life=1")
-                .expect_stdout("alive rank=1 life=1");
+                .expect_stdout("alive rank=0 attempt=1")
+                .expect_stdout("alive rank=1 attempt=1");
         }
     }
 }

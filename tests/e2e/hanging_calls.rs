@@ -116,7 +116,7 @@ fn silent_program_folder_leaves_signals_answered() {
     let program = format!("{folder}/program");
     std::fs::copy("/bin/true", &program).expect("a program can be copied");
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "1", "--restart-delay", "1"]);
-    // The second life of the program is on a file system that hangs.
+    // The second generation of the program is on a file system that hangs.
     let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
     let script = scratch.file("programs/script", &format!("#!/bin/sh\n{cover}\n"), 0o700);
     let job = with_network_folder(launch.args(["--no-python", &script]), &hang, &folder).start();

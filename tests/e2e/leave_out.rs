@@ -187,11 +187,11 @@ fn unstarted_left_out_worker_is_awaited_until_signal() {
 fn each_attempt_has_own_script_and_old_one_is_refused() {
     let scratch = Scratch::new();
     let launch = leave_out_rank_1(Name::Rankrun).args(["--max-restarts", "1"]);
-    let job = launch.worker(["alive", "rank1:life0:exit=3", "life0:forever"]).start();
+    let job = launch.worker(["alive", "rank1:attempt0:exit=3", "attempt0:forever"]).start();
     let first = wait_for_script_path(&job, 1);
     let kept = scratch.at("kept");
     fs::copy(&first, &kept).expect("the script can be read");
-    launch_script(&first, "").run().expect_exit_code(3).expect_stdout("alive rank=1 life=0");
+    launch_script(&first, "").run().expect_exit_code(3).expect_stdout("alive rank=1 attempt=0");
     let second = wait_for_script_path(&job, 2);
     assert!(second.contains("/attempt_1/"), "{second}");
     launch_script(&kept, "")
@@ -199,7 +199,7 @@ fn each_attempt_has_own_script_and_old_one_is_refused() {
         .expect_exit_code(1)
         .expect_stderr("no launcher waits for this worker")
         .expect_absent("alive");
-    launch_script(&second, "").run().expect_exit_code(0).expect_stdout("alive rank=1 life=1");
+    launch_script(&second, "").run().expect_exit_code(0).expect_stdout("alive rank=1 attempt=1");
     job.wait().expect_exit_code(0).expect_stderr("starting all workers again (restart 1 of 1)");
 }
 

@@ -20,7 +20,7 @@ fn time_limit_stops_job_without_restart() {
         let outcome = launch.worker(["catch", "alive", "signal", "print=saved", "exit=9"]).run();
         outcome
             .expect_exit_code(name.code(124))
-            .expect_absent("life=1")
+            .expect_absent("attempt=1")
             .expect_stderr("the time limit of 2s is over");
         assert_eq!(outcome.lines_with("got SIGTERM rank=").len(), 2, "{outcome}");
         assert_eq!(outcome.lines_with("saved").len(), 2, "{outcome}");
@@ -44,7 +44,7 @@ fn time_limit_spans_all_restarts() {
     for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let launch = launch_with_time_limit(*name, 1, "2").args(["--max-restarts", "100000"]);
         let outcome = launch.worker(["alive", "sleep-ms=100", "exit=4"]).run();
-        outcome.expect_exit_code(name.code(124)).expect_stdout("life=1").expect_stderr("time limit of 2s");
+        outcome.expect_exit_code(name.code(124)).expect_stdout("attempt=1").expect_stderr("time limit of 2s");
     }
 }
 
@@ -85,7 +85,7 @@ fn workers_ended_by_warn_signal_are_not_restarted() {
             Name::Torchrun | Name::Reference => launch.env("RANKRUN_WARN_SIGNAL", "TERM@3598"),
         };
         let outcome = launch.worker(["alive", "forever"]).run();
-        outcome.expect_exit_code(name.code(124)).expect_absent("life=1");
+        outcome.expect_exit_code(name.code(124)).expect_absent("attempt=1");
         outcome.expect_stderr("ended by the warning before the time limit (");
     }
 }
@@ -126,8 +126,8 @@ fn launch_with_start_timeout(name: Name, workers: usize, seconds: &str) -> Launc
 fn start_timeout_names_missing_ranks_and_restarts_all() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = launch_with_start_timeout(*name, 3, "2").args(["--max-restarts", "1"]);
-        let outcome = launch.worker(["rank0:join", "alive", "life0:forever", "exit=0"]).run();
-        outcome.expect_exit_code(0).expect_stdout("alive rank=2 life=1");
+        let outcome = launch.worker(["rank0:join", "alive", "attempt0:forever", "exit=0"]).run();
+        outcome.expect_exit_code(0).expect_stdout("alive rank=2 attempt=1");
         outcome.expect_stderr("local ranks 1, 2 have not joined the store within 2 s");
     }
 }

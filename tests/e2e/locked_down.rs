@@ -38,9 +38,10 @@ fn read_only_root_job_restarts_and_succeeds() {
     }
     for name in Name::both() {
         let launch = on_read_only_root(Launch::standalone(*name, 2).args(["--max-restarts", "1"]));
-        let outcome =
-            launch.worker(["env", "print=life {life}", "rank1:life<1:exit=4", "life<1:forever"]).run();
-        outcome.expect_exit_code(0).expect_stdout("life 1").expect_stdout("TORCHELASTIC_ERROR_FILE=\n");
+        let outcome = launch
+            .worker(["env", "print=attempt {attempt}", "rank1:attempt<1:exit=4", "attempt<1:forever"])
+            .run();
+        outcome.expect_exit_code(0).expect_stdout("attempt 1").expect_stdout("TORCHELASTIC_ERROR_FILE=\n");
     }
 }
 
@@ -157,8 +158,9 @@ fn restart_succeeds_with_refused_system_calls() {
         for name in Name::for_shared_behaviour() {
             let launch =
                 with_refused_system_calls(Launch::standalone(*name, 2).args(["--max-restarts", "1"]), errno);
-            let outcome = launch.worker(["alive", "fds", "rank1:life<1:exit=4", "life<1:forever"]).run();
-            outcome.expect_exit_code(0).expect_stdout("life=1");
+            let outcome =
+                launch.worker(["alive", "fds", "rank1:attempt<1:exit=4", "attempt<1:forever"]).run();
+            outcome.expect_exit_code(0).expect_stdout("attempt=1");
             for line in outcome.lines_with("fds rank=") {
                 let mut open: Vec<&str> = harness::field(&line, "open").expect("a list").split(',').collect();
                 open.sort_unstable();

@@ -87,8 +87,8 @@ fn c10d_stores_survive_worker_restart() {
         let endpoint = format!("localhost:{port}");
         let launch = Launch::new(*name).args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint]);
         let launch = launch.args(["--max-restarts", "1"]).stdin_open();
-        let mut job = launch.worker(["alive", "life0:exit=3", "env", "read"]).start();
-        job.wait_for_line("life=1");
+        let mut job = launch.worker(["alive", "attempt0:exit=3", "env", "read"]).start();
+        job.wait_for_line("attempt=1");
         assert_store_serves(&format!("localhost:{port}"));
         assert_store_serves(&format!(
             "{}:{}",

@@ -45,7 +45,7 @@ fn out_of_memory_names_the_limit_of_the_cgroup_above() {
     outcome.expect_exit_code(137).expect_stderr("out of memory (cgroup limit 96 MiB, rank 1 had ");
 }
 
-/// The second life ends by SIGKILL too, and the kernel has no part in it.
+/// The second generation ends by SIGKILL too, and the kernel has no part in it.
 #[test]
 fn oom_kill_before_restart_is_reported_for_first_attempt_only() {
     if !is_rankrun() {
@@ -53,7 +53,7 @@ fn oom_kill_before_restart_is_reported_for_first_attempt_only() {
     }
     let Some(cgroup) = MemoryCgroup::new().map(|made| made.limited(LIMIT)) else { return };
     let launch = Launch::standalone(Name::Rankrun, 2).under(cgroup.entered()).args(["--max-restarts", "1"]);
-    let outcome = launch.worker(["rank1:life0:eat", "rank1:die=SIGKILL", "forever"]).run();
+    let outcome = launch.worker(["rank1:attempt0:eat", "rank1:die=SIGKILL", "forever"]).run();
     outcome.expect_exit_code(137);
     outcome.expect_stderr(") failed: killed by the kernel: out of memory (cgroup limit 96 MiB, rank 1 had ");
     outcome.expect_stderr("rank 1 failed first: killed by SIGKILL from outside\n");

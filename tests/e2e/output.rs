@@ -375,13 +375,13 @@ fn read_tree(folder: &Path) -> Tree {
 fn run_restarted_job(name: Name, scratch: &Scratch) -> Outcome {
     let gate = Gate::new(scratch, &format!("gate-{name:?}"));
     let steps = [
-        "print=a,b of {rank} in {life}",
+        "print=a,b of {rank} in {attempt}",
         "print=no match",
-        "print=c of {rank} in {life}",
-        "eprint=on stderr: {rank} in {life}",
-        &format!("life0:rank1:{}", gate.step()),
-        "life0:rank1:exit=3",
-        "life0:forever",
+        "print=c of {rank} in {attempt}",
+        "eprint=on stderr: {rank} in {attempt}",
+        &format!("attempt0:rank1:{}", gate.step()),
+        "attempt0:rank1:exit=3",
+        "attempt0:forever",
     ];
     let folder = format!("logs-{name:?}");
     // Relative, as few give it.

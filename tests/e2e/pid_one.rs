@@ -139,11 +139,12 @@ fn unrelated_process_survives_restart() {
     }
     let launch =
         in_container(Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open());
-    let mut job = launch.worker(["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "forever"]).start();
-    job.wait_for_lines("life=0", 2);
+    let mut job =
+        launch.worker(["alive", "rank0:attempt<1:read", "rank0:attempt<1:exit=4", "forever"]).start();
+    job.wait_for_lines("attempt=0", 2);
     let unrelated = start_unrelated(&job);
     job.type_text("\n");
-    job.wait_for_lines("life=1", 2);
+    job.wait_for_lines("attempt=1", 2);
     assert!(!harness::is_zombie_or_gone(unrelated.pid), "the stranger was ended\n{job}");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     job.wait().expect_exit_code(143);
@@ -278,7 +279,7 @@ fn signal_ends_job_in_run_and_restart_wait() {
         let job = launch.worker(steps.iter().copied()).start();
         job.wait_for_line(awaited_text);
         job.signal_to(container_init_pid(&job), Signal::SIGTERM);
-        job.wait().expect_exit_code(143).expect_absent("life=1");
+        job.wait().expect_exit_code(143).expect_absent("attempt=1");
     }
 }
 
@@ -296,6 +297,6 @@ fn signal_during_failure_stop_prevents_restart() {
     job.wait_for_line("got SIGTERM rank=1");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     let outcome = job.wait();
-    outcome.expect_exit_code(143).expect_absent("life=1");
+    outcome.expect_exit_code(143).expect_absent("attempt=1");
     assert_eq!(outcome.lines_with("got SIGTERM rank=1").len(), 2, "{outcome}");
 }

@@ -96,7 +96,7 @@ fn launch_without_endpoint_sends_no_dns_query() {
         assert_no_dns_query(&server, launch).expect_exit_code(0).expect_stdout(" MASTER_ADDR=127.0.0.1\n");
         // Nor for a restart.
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
-        assert_no_dns_query(&server, launch.worker(["rank1:life<1:exit=3"])).expect_exit_code(0);
+        assert_no_dns_query(&server, launch.worker(["rank1:attempt<1:exit=3"])).expect_exit_code(0);
     }
     // Nor for our own card; torchrun's report names the host in full, and waits a second for that at most (`reports`).
     assert_no_dns_query(&server, Launch::standalone(Name::Rankrun, 2).worker(["rank1:exit=3"]))

@@ -90,10 +90,10 @@ fn narrow_terminal_cuts_rows_and_follows_a_resize() {
 fn bar_of_failed_rank_is_kept_across_restart() {
     let gate = Gate::closed();
     let steps = [
-        "write=\r{rank} at 40% in {life}",
-        &format!("life0:rank1:{}", gate.step()),
-        "life0:rank1:exit=3",
-        "life0:forever",
+        "write=\r{rank} at 40% in {attempt}",
+        &format!("attempt0:rank1:{}", gate.step()),
+        "attempt0:rank1:exit=3",
+        "attempt0:forever",
     ];
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).terminal_of(SIZE);
     let job = launch.worker(steps).start();

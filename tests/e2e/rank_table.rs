@@ -168,10 +168,10 @@ fn table_after_restart_shows_new_workers() {
     if !is_rankrun() {
         return;
     }
-    let steps = ["life0:join", "alive", "life0:rank0:exit=3", "forever"];
+    let steps = ["attempt0:join", "alive", "attempt0:rank0:exit=3", "forever"];
     let job = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).worker(steps).start();
     let pids: Vec<_> =
-        (0..2).map(|rank| pid_of(&job.wait_for_line(&format!("alive rank={rank} life=1")))).collect();
+        (0..2).map(|rank| pid_of(&job.wait_for_line(&format!("alive rank={rank} attempt=1")))).collect();
     job.signal(Signal::SIGINT);
     let outcome = job.wait();
     outcome
@@ -181,7 +181,7 @@ fn table_after_restart_shows_new_workers() {
         assert_row_has(
             &outcome,
             rank,
-            &[&format!(" {pid} "), " no ", &format!("before: alive rank={rank} life=1")],
+            &[&format!(" {pid} "), " no ", &format!("before: alive rank={rank} attempt=1")],
         );
     }
 }

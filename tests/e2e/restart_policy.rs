@@ -14,9 +14,9 @@ fn field_values<T: FromStr>(outcome: &Outcome, text: &str, key: &str) -> Vec<T> 
     lines.filter_map(|line| field(line, key)?.parse().ok()).collect()
 }
 
-/// The lives of rank 0.
+/// The restart counts that rank 0 saw.
 pub(crate) fn attempts_of_rank_0(outcome: &Outcome) -> Vec<u32> {
-    field_values(outcome, "alive rank=0", "life")
+    field_values(outcome, "alive rank=0", "attempt")
 }
 
 /// Our options under our own name, their variables under torchrun's.
@@ -54,11 +54,11 @@ fn restart_rule_decides_matching_failures() {
     ] {
         for name in Name::both().iter().filter(|_| is_rankrun()) {
             let job = launch_with_options(*name, 2, "2", &[("restart-rules", rules)]);
-            let ends = format!("rank{rank}:life0:{end}");
-            let outcome = job.worker(["alive", &ends, "life0:forever"]).run();
+            let ends = format!("rank{rank}:attempt0:{end}");
+            let outcome = job.worker(["alive", &ends, "attempt0:forever"]).run();
             let status = if message.ends_with("fail`") { name.code(status) } else { status };
             outcome.expect_exit_code(status).expect_stderr(message);
-            let last = field_values::<u32>(&outcome, "alive rank=", "life").into_iter().max();
+            let last = field_values::<u32>(&outcome, "alive rank=", "attempt").into_iter().max();
             assert_eq!(last, Some(lived - 1), "{name:?} {end}\n{outcome}");
         }
     }
@@ -175,11 +175,11 @@ fn restart_window_limits_restarts() {
     }
 }
 
-/// Each life is longer than the window.
+/// Each generation is longer than the window.
 #[test]
 fn restarts_outside_window_do_not_count() {
     for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
-        let steps = ["alive", "sleep-ms=200", "life<3:exit=4"];
+        let steps = ["alive", "sleep-ms=200", "attempt<3:exit=4"];
         let outcome = launch_with_options(*name, 1, "1", &[("restart-window", "0.2")]).worker(steps).run();
         outcome.expect_exit_code(0);
         assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3], "{outcome}");
@@ -191,7 +191,8 @@ fn restarts_outside_window_do_not_count() {
 fn restart_delay_does_not_count_in_window() {
     for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let options = [("restart-window", "2"), ("restart-delay", "1.1"), ("restart-factor", "1")];
-        let outcome = launch_with_options(*name, 1, "2", &options).worker(["alive", "life<4:exit=4"]).run();
+        let outcome =
+            launch_with_options(*name, 1, "2", &options).worker(["alive", "attempt<4:exit=4"]).run();
         outcome.expect_exit_code(name.code(4)).expect_stderr("no restart: 2 within 2s are used up");
         assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2], "{outcome}");
     }
@@ -200,7 +201,7 @@ fn restart_delay_does_not_count_in_window() {
 #[test]
 fn restart_reset_renews_budget_and_keeps_restart_count() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let steps = ["alive", "env", "sleep-ms=150", "life<3:exit=4"];
+        let steps = ["alive", "env", "sleep-ms=150", "attempt<3:exit=4"];
         let outcome = launch_with_options(*name, 1, "1", &[("restart-reset", "0.1")]).worker(steps).run();
         outcome.expect_exit_code(0);
         assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3], "{outcome}");
@@ -223,9 +224,9 @@ fn restarts_without_progress_end_the_job() {
         // A file from the future hides nothing.
         let future = SystemTime::UNIX_EPOCH + Duration::from_secs(9_000_000_000);
         File::create(format!("{folder}/odd")).and_then(|file| file.set_modified(future)).expect("a file");
-        let writes = format!("touch={folder}/step-{{life}}");
+        let writes = format!("touch={folder}/step-{{attempt}}");
         let outcome =
-            launch_with_options(*name, 1, "9", &options).worker(["alive", &writes, "life<4:exit=4"]).run();
+            launch_with_options(*name, 1, "9", &options).worker(["alive", &writes, "attempt<4:exit=4"]).run();
         outcome.expect_exit_code(0);
         assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3, 4], "{outcome}");
         outcome.expect_absent("does not exist yet");
@@ -237,7 +238,7 @@ fn unreadable_progress_dir_is_ignored_and_missing_one_reported() {
     for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let missing = format!("{}/later", scratch.folder("job", 0o777));
-        let steps = ["alive", "life<4:exit=4"];
+        let steps = ["alive", "attempt<4:exit=4"];
         let options = |folder| [("progress-dir", folder), ("progress-restarts", "1")];
         let outcome = launch_with_options(*name, 1, "9", &options(&missing)).worker(steps).run();
         outcome

@@ -23,12 +23,12 @@ fn run_folder(logs: &str) -> PathBuf {
     folders.remove(0)
 }
 
-/// A job of two. Rank 1 fails with code 4 in its first lives, each time after both were seen.
+/// A job of two. Rank 1 fails with code 4 in its first generations, each time after both were seen.
 #[track_caller]
-fn run_failing_job(name: Name, max_restarts: &str, lives: usize) -> Outcome {
+fn run_failing_job(name: Name, max_restarts: &str, failing_attempts: usize) -> Outcome {
     let gate = Gate::closed();
     let launch = Launch::standalone(name, 2).args(["--max-restarts", max_restarts]);
-    let fails = format!("life<{lives}");
+    let fails = format!("attempt<{failing_attempts}");
     let steps = [
         "alive".to_owned(),
         format!("rank1:{fails}:{}", gate.step()),
@@ -36,8 +36,8 @@ fn run_failing_job(name: Name, max_restarts: &str, lives: usize) -> Outcome {
         format!("{fails}:forever"),
     ];
     let job = launch.worker(steps).start();
-    for life in 0..lives {
-        job.wait_for_lines(&format!("life={life} pid="), 2);
+    for attempt in 0..failing_attempts {
+        job.wait_for_lines(&format!("attempt={attempt} pid="), 2);
         gate.open(1);
     }
     job.wait()
@@ -48,8 +48,8 @@ fn restart_starts_all_ranks_and_increments_count() {
     for name in Name::both() {
         let outcome = run_failing_job(*name, "3", 2);
         outcome.expect_exit_code(0);
-        assert_eq!(field_values(&outcome, "alive rank=0", "life"), ["0", "1", "2"], "{outcome}");
-        assert_eq!(field_values(&outcome, "alive rank=1", "life"), ["0", "1", "2"], "{outcome}");
+        assert_eq!(field_values(&outcome, "alive rank=0", "attempt"), ["0", "1", "2"], "{outcome}");
+        assert_eq!(field_values(&outcome, "alive rank=1", "attempt"), ["0", "1", "2"], "{outcome}");
     }
 }
 
@@ -58,7 +58,7 @@ fn exhausted_max_restarts_ends_with_worker_code() {
     for name in Name::both() {
         let outcome = run_failing_job(*name, "1", 2);
         outcome.expect_exit_code(name.code(4));
-        assert_eq!(field_values(&outcome, "alive rank=1", "life"), ["0", "1"], "{outcome}");
+        assert_eq!(field_values(&outcome, "alive rank=1", "attempt"), ["0", "1"], "{outcome}");
     }
 }
 
@@ -67,7 +67,7 @@ fn max_restarts_zero_runs_one_attempt() {
     for name in Name::both() {
         let outcome = run_failing_job(*name, "0", 1);
         outcome.expect_exit_code(name.code(4));
-        assert_eq!(field_values(&outcome, "alive rank=1", "life"), ["0"], "{outcome}");
+        assert_eq!(field_values(&outcome, "alive rank=1", "attempt"), ["0"], "{outcome}");
     }
 }
 
@@ -78,15 +78,16 @@ fn each_attempt_has_own_log_folder() {
         let logs = scratch.at("logs");
         let launch =
             Launch::standalone(*name, 2).args(["--max-restarts", "2", "--log-dir", &logs, "-r", "3"]);
-        let outcome =
-            launch.worker(["print=life {life} of {rank}", "rank1:life<2:exit=4", "life<2:forever"]).run();
+        let outcome = launch
+            .worker(["print=attempt {attempt} of {rank}", "rank1:attempt<2:exit=4", "attempt<2:forever"])
+            .run();
         outcome.expect_exit_code(0);
         let run = run_folder(&logs);
-        for life in 0..3 {
-            let log = run.join(format!("attempt_{life}/1/stdout.log"));
+        for attempt in 0..3 {
+            let log = run.join(format!("attempt_{attempt}/1/stdout.log"));
             let text =
                 std::fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
-            assert_eq!(text, format!("life {life} of 1\n"));
+            assert_eq!(text, format!("attempt {attempt} of 1\n"));
         }
         assert!(!run.join("attempt_3").exists());
     }
@@ -102,8 +103,8 @@ fn workers_of_previous_attempt_end_before_restart() {
         let steps = [
             "catch",
             &format!("census={folder}"),
-            "rank2:life<2:exit=4",
-            "life<2:signal",
+            "rank2:attempt<2:exit=4",
+            "attempt<2:signal",
             "rank0:sleep-ms=300",
         ];
         let outcome = launch.worker(steps).run();
@@ -124,8 +125,14 @@ fn children_of_previous_attempt_are_killed_before_restart() {
     }
     for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 1).args(["--max-restarts", "1"]).stdin_open();
-        let steps =
-            ["life0:helper=daemon", "life0:helper=plain", "life0:read", "life0:exit=4", "alive", "read"];
+        let steps = [
+            "attempt0:helper=daemon",
+            "attempt0:helper=plain",
+            "attempt0:read",
+            "attempt0:exit=4",
+            "alive",
+            "read",
+        ];
         let mut job = launch.worker(steps).start();
         let helpers: Vec<_> = ["daemon", "plain"]
             .iter()
@@ -133,9 +140,9 @@ fn children_of_previous_attempt_are_killed_before_restart() {
             .map(|line| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid"))
             .collect();
         job.type_text("go\n");
-        job.wait_for_line("alive rank=0 life=1");
+        job.wait_for_line("alive rank=0 attempt=1");
         for pid in helpers {
-            assert!(harness::is_zombie_or_gone(pid), "{pid} of the earlier life lives\n{job}");
+            assert!(harness::is_zombie_or_gone(pid), "{pid} of the earlier attempt is alive\n{job}");
         }
         job.close_stdin();
         job.wait().expect_exit_code(0);
@@ -146,14 +153,14 @@ fn children_of_previous_attempt_are_killed_before_restart() {
 fn restart_keeps_run_id_and_master_port() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
-        let outcome = launch.worker(["rank0:env", "rank1:life<1:exit=4", "life<1:forever"]).run();
+        let outcome = launch.worker(["rank0:env", "rank1:attempt<1:exit=4", "attempt<1:forever"]).run();
         outcome.expect_exit_code(0);
         for variable in ["TORCHELASTIC_RUN_ID", "MASTER_PORT", "RANKRUN_JOB"] {
             let lines = outcome.lines_with(&format!(" {variable}="));
             let different: BTreeSet<&String> = lines.iter().collect();
             assert!(different.len() <= 1, "{different:?}\n{outcome}");
         }
-        // The first life may have been stopped before it could speak.
+        // The first generation may have been stopped before it could speak.
         let restart_counts =
             field_values(&outcome, "env0 TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
         assert_eq!(restart_counts.last().map(String::as_str), Some("1"), "{outcome}");
@@ -164,7 +171,7 @@ fn restart_keeps_run_id_and_master_port() {
 fn generation_variable_counts_attempts() {
     if is_rankrun() {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]);
-        let outcome = launch.worker(["env", "life<2:exit=4"]).run();
+        let outcome = launch.worker(["env", "attempt<2:exit=4"]).run();
         outcome.expect_exit_code(0);
         let generations = field_values(&outcome, "env0 RANKRUN_GENERATION", "RANKRUN_GENERATION");
         assert_eq!(generations, ["0", "1", "2"], "{outcome}");
@@ -175,9 +182,9 @@ fn generation_variable_counts_attempts() {
 fn worker_killed_by_signal_is_restarted() {
     for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
-        let outcome = launch.worker(["alive", "rank0:life<1:die=SIGUSR1", "life<1:forever"]).run();
+        let outcome = launch.worker(["alive", "rank0:attempt<1:die=SIGUSR1", "attempt<1:forever"]).run();
         outcome.expect_exit_code(0);
-        assert_eq!(field_values(&outcome, "alive rank=0", "life"), ["0", "1"], "{outcome}");
+        assert_eq!(field_values(&outcome, "alive rank=0", "attempt"), ["0", "1"], "{outcome}");
     }
 }
 

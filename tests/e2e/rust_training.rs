@@ -94,9 +94,11 @@ impl Disturbed {
             Victim::Worker => {
                 let rank = random.below(self.workers as u64);
                 let place = format!("rank {rank} of {}: pid ", self.workers);
-                let lives = self.job.wait_for_lines(&place, self.restarts + 1);
-                let pid =
-                    lives.last().and_then(|line| number_after(line, "pid ")).expect("each rank says its pid");
+                let attempts = self.job.wait_for_lines(&place, self.restarts + 1);
+                let pid = attempts
+                    .last()
+                    .and_then(|line| number_after(line, "pid "))
+                    .expect("each rank says its pid");
                 Process::open(pid).expect("the worker lives").signal(Signal::SIGKILL);
                 self.restarts += 1;
             }
@@ -111,8 +113,8 @@ impl Disturbed {
                 self.restart_job(workers);
             }
         }
-        let lives = self.restarts + usize::from(self.is_resumed);
-        self.job.wait_for_lines("resumed from step ", lives);
+        let attempts = self.restarts + usize::from(self.is_resumed);
+        self.job.wait_for_lines("resumed from step ", attempts);
     }
 
     /// Starts the job anew where the one before was killed.
@@ -258,12 +260,12 @@ fn training_resumes_on_other_devices() {
     let scratch = Scratch::new();
     let mut losses = Vec::new();
     // On GPUs, of which a worker is killed; on CPUs; and on one GPU.
-    let lives = [
+    let attempts = [
         (Launch::standalone(Name::Rankrun, 2).on(&three_gpus()), 90, Some(60)),
         (Launch::standalone(Name::Rankrun, 3), 140, None),
         (Launch::standalone(Name::Rankrun, 1).on(&three_gpus()), STEPS, None),
     ];
-    for (launch, steps, killed) in lives {
+    for (launch, steps, killed) in attempts {
         let launch = launch.args(["--max-restarts", "1"]);
         let launch = training_with_steps(launch, steps, &scratch);
         let launch = killed.into_iter().fold(launch, |launch, step: u64| {

@@ -100,7 +100,7 @@ fn job_stopped_by_signal_is_not_restarted() {
         let job = launch.worker(["catch", "alive", "signal", "exit=9"]).start();
         job.wait_for_lines("alive rank=", 2);
         job.signal(Signal::SIGTERM);
-        job.wait().expect_exit_code(name.code(143)).expect_absent("life=1");
+        job.wait().expect_exit_code(name.code(143)).expect_absent("attempt=1");
     }
 }
 

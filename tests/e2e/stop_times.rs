@@ -76,7 +76,7 @@ impl Cause {
         }
     }
 
-    /// The exit status, where rank 0 fails with 4 and the restarted life ends well.
+    /// The exit status, where rank 0 fails with 4 and the restarted generation ends well.
     const fn exit_code(self, name: Name) -> i32 {
         name.code(match self {
             Self::Signal(signal) => 128 + signal as i32,
@@ -89,18 +89,18 @@ impl Cause {
     }
 }
 
-/// Rank 0 ends by itself when a line comes, or stops at once; rank 1 does the steps, in its first life.
+/// Rank 0 ends by itself when a line comes, or stops at once; rank 1 does the steps, in its first generation.
 fn start_job(cause: Cause, name: Name, grace: u32, steps: &[&str]) -> Job {
-    let first = ["life0:rank0:join", "life0:alive", "life0:rank0:read", "life0:rank0:exit=4"];
-    let second = steps.iter().map(|step| format!("life0:{step}"));
-    let steps = ["life0:rank1:catch".to_owned()].into_iter().chain(first.map(str::to_owned)).chain(second);
+    let first = ["attempt0:rank0:join", "attempt0:alive", "attempt0:rank0:read", "attempt0:rank0:exit=4"];
+    let second = steps.iter().map(|step| format!("attempt0:{step}"));
+    let steps = ["attempt0:rank1:catch".to_owned()].into_iter().chain(first.map(str::to_owned)).chain(second);
     let job = cause.launch(name, grace).worker(steps).start();
     job.wait_for_lines("alive rank=", 2);
     job
 }
 
 /// From the cause to the death of the worker that ignores everything, and to the end of the launcher, or to the next
-/// life.
+/// generation.
 #[derive(Debug, Clone, Copy)]
 struct Times {
     killed: Duration,
@@ -207,7 +207,7 @@ fn second_signal_kills_for_every_stop_cause() {
         let outcome = job.wait();
         assert!(!outcome.status.success(), "{outcome}");
         assert!(outcome.took - signal_time < PROMPT, "{cause:?} under {name:?}\n{outcome}");
-        outcome.expect_absent("life=1");
+        outcome.expect_absent("attempt=1");
     }
 }
 

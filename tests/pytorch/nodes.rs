@@ -160,15 +160,15 @@ fn hosts_with_ipv6_only_train() {
     run_meet(&fleet, |_| dynamic(Name::Rankrun, 2, &endpoint).args([source("meet.py")]));
 }
 
-/// The script that fails on these hosts, one after the other, each time in a life of its own.
+/// The script that fails on these hosts, one after the other, each time in a generation of its own.
 fn failing(launch: Launch, hosts: &[&str], folder: &str) -> Launch {
-    let launch = launch.args(["--max-restarts", "3"]).args([source("meet.py")]).args(["--lives", folder]);
+    let launch = launch.args(["--max-restarts", "3"]).args([source("meet.py")]).args(["--marks", folder]);
     hosts.iter().fold(launch, |launch, host| launch.args(["--fail", host]))
 }
 
-/// Every rank has the right sum in each of so many lives.
+/// Every rank has the right sum in each of so many generations.
 #[track_caller]
-fn assert_lives(outcomes: &[Outcome], times: usize) {
+fn assert_attempts(outcomes: &[Outcome], times: usize) {
     let world = outcomes.len();
     let right = format!("world={world} total={}", world * (world + 1) / 2);
     for outcome in outcomes {
@@ -180,18 +180,18 @@ fn assert_lives(outcomes: &[Outcome], times: usize) {
 /// host of torchrun, and the last host fails before the first one.
 #[track_caller]
 fn run_mixed_launchers(torchrun: usize) {
-    // Each host imports PyTorch in three lives.
+    // Each host imports PyTorch in three generations.
     let hosts = if is_soak() { 4 } else { 2 };
     let Some(fleet) = Fleet::start(hosts) else { return };
     let scratch = Scratch::new();
-    let folder = scratch.folder("lives", 0o777);
+    let folder = scratch.folder("attempts", 0o777);
     let outcomes = run_meet(&fleet, |host| {
         let name = if host % 2 == torchrun % 2 { Name::Reference } else { ours() };
         // Ranks follow the addresses as text: host 1 has rank 0.
         let launch = dynamic(name, hosts, "th2:29400").args(["--local-addr", &Fleet::address(host)]);
         failing(launch, &[&format!("th{hosts}"), &format!("th{}", hosts - 1)], &folder)
     });
-    assert_lives(&outcomes, 3);
+    assert_attempts(&outcomes, 3);
 }
 
 #[test]
@@ -222,15 +222,15 @@ fn gloo_failure_on_remote_node_restarts_job() {
         for (job, last) in jobs.into_iter().zip(["0", "1"]) {
             let outcome = job.wait();
             outcome.expect_exit_code(0).expect_stdout("finished rank=").expect_absent("panicked");
-            let life_lines = outcome.lines_with("life rank=");
-            let counts: Vec<_> = life_lines.iter().filter_map(|line| line.rsplit('=').next()).collect();
+            let attempt_lines = outcome.lines_with("attempt rank=");
+            let counts: Vec<_> = attempt_lines.iter().filter_map(|line| line.rsplit('=').next()).collect();
             assert_eq!(counts, ["0", last], "{outcome}");
         }
         fleet.is_empty();
     }
 }
 
-/// torchrun's switch: the worker with rank 0 hosts the workers' store, at another port in each life; but the one of a static
+/// torchrun's switch: the worker with rank 0 hosts the workers' store, at another port in each generation; but the one of a static
 /// job is always the agent's.
 #[test]
 fn rank_0_worker_hosts_store() {
@@ -240,7 +240,7 @@ fn rank_0_worker_hosts_store() {
     let folder = scratch.folder("dynamic", 0o777);
     let own = |_| failing(dynamic(ours(), 2, "th2:29400").env(SWITCH, "1"), &["th2", "th1"], &folder);
     let outcomes = run_meet(&fleet, own);
-    assert_lives(&outcomes, 3);
+    assert_attempts(&outcomes, 3);
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("agent_store=False").len(), 3, "{outcome}");
     }
@@ -251,7 +251,7 @@ fn rank_0_worker_hosts_store() {
     let folder = scratch.folder("static", 0o777);
     let own = |host| failing(fixed(ours(), 2, host - 1, "th1").env(SWITCH, "1"), &["th2"], &folder);
     let outcomes = run_meet(&fleet, own);
-    assert_lives(&outcomes, 2);
+    assert_attempts(&outcomes, 2);
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("agent_store=True").len(), 2, "{outcome}");
     }
@@ -266,12 +266,12 @@ fn rank_0_worker_hosts_store_for_mixed_launchers() {
         }
         let Some(fleet) = Fleet::start(2) else { return };
         let scratch = Scratch::new();
-        let folder = scratch.folder("lives", 0o777);
+        let folder = scratch.folder("attempts", 0o777);
         let outcomes = run_meet(&fleet, |host| {
             let name = if host == torchrun { Name::Reference } else { ours() };
             let launch = dynamic(name, 2, "th1:29400").args(["--local-addr", &Fleet::address(host)]);
             failing(launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"), &["th2", "th1"], &folder)
         });
-        assert_lives(&outcomes, 3);
+        assert_attempts(&outcomes, 3);
     }
 }

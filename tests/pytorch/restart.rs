@@ -43,7 +43,7 @@ fn loss_alone(outcome: &Outcome) -> String {
 /// Runs the failing job that often and fails unless each run ends with the loss of an undisturbed one.
 #[track_caller]
 fn every_restart_succeeds(workers: usize, job: Script, undisturbed: impl Fn(&Outcome) -> String) {
-    // Each run imports torch in every worker of two lives, which is most of what it costs.
+    // Each run imports torch in every worker of two generations, which is most of what it costs.
     let rounds = if is_soak() { 20 } else { 1 };
     for _ in 0..rounds {
         let scratch = Scratch::new();

@@ -281,8 +281,11 @@ fn missing_program() {
 /// The `alive` lines without the pids.
 fn alive_lines(outcome: &Outcome) -> Vec<String> {
     let lines = outcome.lines_with("alive rank=");
-    let mut alive: Vec<_> =
-        lines.iter().filter_map(|line| line.split_once(" pid=")).map(|(life, _)| life.to_owned()).collect();
+    let mut alive: Vec<_> = lines
+        .iter()
+        .filter_map(|line| line.split_once(" pid="))
+        .map(|(attempt, _)| attempt.to_owned())
+        .collect();
     alive.sort();
     alive
 }
@@ -293,11 +296,11 @@ fn restart() {
         let gate = Gate::closed();
         let launch = Launch::standalone(name, 2).args(["--max-restarts", "3", "-r", "2"]);
         let logs = launch.temporary().join("logs");
-        let failure = format!("rank1:life<2:{}", gate.step());
-        let steps = ["alive", &failure, "rank1:life<2:exit=4", "life<2:forever"];
+        let failure = format!("rank1:attempt<2:{}", gate.step());
+        let steps = ["alive", &failure, "rank1:attempt<2:exit=4", "attempt<2:forever"];
         let job = launch.args(["--log-dir".into(), logs]).worker(steps).start();
-        for life in 0..2 {
-            job.wait_for_lines(&format!("life={life} pid="), 2);
+        for attempt in 0..2 {
+            job.wait_for_lines(&format!("attempt={attempt} pid="), 2);
             gate.open(1);
         }
         job.wait()
@@ -310,8 +313,9 @@ fn restart() {
         let attempts: BTreeSet<String> = attempts.map(|name| name.to_string_lossy().into_owned()).collect();
         (outcome.status.code(), alive_lines(outcome), runs.len(), attempts)
     });
-    let all = [0, 1].map(|rank| [0, 1, 2].map(|life| format!("alive rank={rank} life={life}"))).concat();
-    let attempts = [0, 1, 2].map(|life| format!("attempt_{life}"));
+    let all =
+        [0, 1].map(|rank| [0, 1, 2].map(|attempt| format!("alive rank={rank} attempt={attempt}"))).concat();
+    let attempts = [0, 1, 2].map(|attempt| format!("attempt_{attempt}"));
     assert_eq!(observed, (Some(0), all, 1, attempts.into()));
 }
 
@@ -322,7 +326,10 @@ fn restart_exhausted() {
     });
     let (code, alive, report) =
         pair.expect_equal(|outcome| (outcome.status.code(), alive_lines(outcome), report_lines(outcome)));
-    assert_eq!((code, alive), (Some(1), vec!["alive rank=0 life=0".into(), "alive rank=0 life=1".into()]));
+    assert_eq!(
+        (code, alive),
+        (Some(1), vec!["alive rank=0 attempt=0".into(), "alive rank=0 attempt=1".into()])
+    );
     assert!(report.contains(&"  exitcode  : 4 (pid: PID) ".to_owned()), "{report:#?}");
 }
 

@@ -43,7 +43,7 @@ fn events_are_streamed_until_job_ends() {
     assert_eq!(generations, [0, 0, 1, 1, 1, 1], "{text}");
 }
 
-/// The workers of the second life cannot be started.
+/// The workers of the second generation cannot be started.
 #[test]
 fn failed_start_is_not_an_event_of_workers_started() {
     let Some(runtime) = Runtime::new() else { return };

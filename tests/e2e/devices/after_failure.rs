@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 
 use super::launch_from_line;
 
-/// Rank 0 of the job fails in its first life, once the machine has changed.
+/// Rank 0 of the job fails in its first generation, once the machine has changed.
 struct Failing {
     job: Job,
     gate: Gate,
@@ -26,8 +26,8 @@ impl Failing {
         let gate = Gate::new(&scratch, "gate");
         let launch = launch.on(machine);
         let description = launch.machine_file();
-        let wait = format!("life0:{}", gate.step());
-        let steps = ["alive", "device=cuda", &wait, "life0:rank0:exit=4", "life0:forever"];
+        let wait = format!("attempt0:{}", gate.step());
+        let steps = ["alive", "device=cuda", &wait, "attempt0:rank0:exit=4", "attempt0:forever"];
         let job = launch.args(steps).start();
         job.wait_for_lines("device rank=", workers);
         Self { job, gate, description, workers, _scratch: scratch }
@@ -46,7 +46,7 @@ impl Failing {
     }
 }
 
-/// Rank and card of each worker of the second life: what was said behind the first.
+/// Rank and card of each worker of the second generation: what was said behind the first.
 fn second_attempt(outcome: &Outcome, first: usize) -> Vec<(String, String)> {
     let lines = outcome.lines_with("device rank=");
     let of = |line: &str, key| field(line, key).expect("a worker says it").to_owned();
@@ -66,7 +66,7 @@ fn failure_report_names_dead_device_and_its_rank() {
     for (was, name) in [(Lost::Calls, "GPU 1 NVIDIA H100"), (Lost::Handle, "GPU 1 NVIDIA H100")] {
         let failing = Failing::start("rankrun --check-devices --max-restarts 3", &machine, 2);
         let outcome = failing.finish_on(&machine.clone().lost(1, was));
-        outcome.expect_exit_code(4).expect_absent("life=1").expect_stderr("rank 0 failed first");
+        outcome.expect_exit_code(4).expect_absent("attempt=1").expect_stderr("rank 0 failed first");
         let row = outcome.lines_with("  dead ");
         let [row] = &row[..] else { panic!("one row in the card\n{outcome}") };
         assert!(row.contains(name) && row.contains("of rank 1:") && row.contains("lost"), "{outcome}");
@@ -91,7 +91,7 @@ fn restart_replaces_dead_device_with_spare() {
     outcome.expect_exit_code(0).expect_stderr("GPU 2").expect_stderr("going on with 2 workers");
     assert_eq!(second_attempt(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
     let device_lines = outcome.lines_with("→");
-    assert_eq!(device_lines.len(), 4, "the devices of the ranks are told for each life\n{outcome}");
+    assert_eq!(device_lines.len(), 4, "the devices of the ranks are told for each attempt\n{outcome}");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn restart_probes_driver_order_again() {
     let outcome = Failing::start(line, &machine, 3).finish_on(&machine.clone().lost(1, Lost::Calls));
     outcome
         .expect_exit_code(4)
-        .expect_absent("life=1")
+        .expect_absent("attempt=1")
         .expect_stderr("no restart without the dead device")
         .expect_stderr("fastest");
 }
@@ -138,7 +138,7 @@ fn too_few_devices_for_nproc_prevents_restart() {
     let outcome = Failing::start(line, &machine, 2).finish_on(&machine.clone().lost(1, Lost::Calls));
     outcome
         .expect_exit_code(4)
-        .expect_absent("life=1")
+        .expect_absent("attempt=1")
         .expect_stderr("no restart without the dead device")
         .expect_stderr("2 workers");
 }
@@ -159,7 +159,7 @@ fn failing_library_does_not_prevent_restart() {
             .expect_exit_code(0)
             .expect_stderr("not every device could be checked")
             .expect_stderr(expected);
-        outcome.expect_stdout("rank=1 life=1");
+        outcome.expect_stdout("rank=1 attempt=1");
     }
 }
 
@@ -177,7 +177,7 @@ fn start_with_hanging_probe() -> Failing {
 fn signal_ends_device_probe_after_failure() {
     let Failing { job, .. } = start_with_hanging_probe();
     job.signal(Signal::SIGINT);
-    job.wait().expect_exit_code(130).expect_absent("life=1").expect_stderr("rank 0 failed first");
+    job.wait().expect_exit_code(130).expect_absent("attempt=1").expect_stderr("rank 0 failed first");
 }
 
 /// No probe is left, whichever process is killed: the harness counts the processes of the job.
@@ -189,7 +189,7 @@ fn probe_ends_with_killed_launcher() {
         job.signal_to(if victim == "guard" { guard } else { agent }, Signal::SIGKILL);
         let outcome = job.wait();
         assert_ne!(outcome.status.code(), Some(0), "{outcome}");
-        outcome.expect_absent("life=1");
+        outcome.expect_absent("attempt=1");
     }
 }
 

@@ -141,7 +141,7 @@ fn default_visibility_shows_whole_list_to_each_worker() {
 fn restart_keeps_devices() {
     let machine = Machine::gpus(4);
     let launch = launch_from_line("rankrun --devices 3,1 --max-restarts 1").on(&machine);
-    let outcome = launch.worker(["life1:device=cuda", "rank1:life0:exit=4", "life0:forever"]).run();
+    let outcome = launch.worker(["attempt1:device=cuda", "rank1:attempt0:exit=4", "attempt0:forever"]).run();
     outcome.expect_exit_code(0);
     let is: Vec<_> = worker_devices(&outcome).into_iter().map(|got| got.identity).collect();
     assert_eq!(is, [&machine.uuid(3)[4..], &machine.uuid(1)[4..]], "{outcome}");

@@ -51,7 +51,7 @@ fn training(launch: Launch, rank: usize) -> Launch {
     launch.args(["--steps", "12", "--fail-at", "6", "--fail-rank", &rank.to_string()])
 }
 
-/// The restart count that each life of these workers saw, in their order.
+/// The restart count that each generation of these workers saw, in their order.
 fn restart_counts(outcome: &Outcome) -> Vec<String> {
     let lines = outcome.lines_with(": pid ");
     let count = |line: &String| line.rsplit_once("restart ").map(|(_, count)| count.trim().to_owned());
@@ -110,10 +110,10 @@ fn final_failure_on_far_node_is_named_on_every_node() {
     }
 }
 
-/// The lives of the workers of a host, by their restart counts.
+/// The generations of a host, by their restart counts.
 fn attempts(outcome: &Outcome) -> Vec<String> {
     let placements = outcome.lines_with("seat rank=");
-    placements.iter().filter_map(|line| field(line, "life").map(str::to_owned)).collect()
+    placements.iter().filter_map(|line| field(line, "attempt").map(str::to_owned)).collect()
 }
 
 /// Each is charged, as under torchrun, and for the job it is one restart. The hosts are so far from each other that no node
@@ -126,10 +126,10 @@ fn simultaneous_failures_charge_both_nodes() {
     for name in Name::both() {
         let Some(fleet) = fleet_with_delay(2, 100) else { return };
         let gate = Gate::closed();
-        let gated = format!("life0:{}", gate.step());
+        let gated = format!("attempt0:{}", gate.step());
         let start = |host| {
             let launch = c10d(*name, ENDPOINT, "2").args(["--max-restarts", "1"]);
-            fleet.on(host, launch.worker(["seat", "sum", &gated, "life0:exit=3"])).start()
+            fleet.on(host, launch.worker(["seat", "sum", &gated, "attempt0:exit=3"])).start()
         };
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
@@ -141,7 +141,7 @@ fn simultaneous_failures_charge_both_nodes() {
     }
 }
 
-/// One node fails in the first life, the other in the second.
+/// One node fails in the first generation, the other in the second.
 #[test]
 fn restart_budget_is_per_job_or_per_node_under_torchrun_name() {
     if !is_rankrun() {
@@ -151,7 +151,7 @@ fn restart_budget_is_per_job_or_per_node_under_torchrun_name() {
         let Some(fleet) = fleet_with_delay(2, 2) else { return };
         let scratch = Scratch::new();
         let steps = [("one", "th2,5"), ("two", "th1,6")]
-            .map(|(life, failing)| format!("first={},{failing}", scratch.folder(life, 0o777)));
+            .map(|(attempt, failing)| format!("first={},{failing}", scratch.folder(attempt, 0o777)));
         let start = |host| {
             let launch = c10d(*name, ENDPOINT, "2").args(["--max-restarts", "1"]);
             fleet.on(host, launch.worker(["seat", "sum", &steps[0], &steps[1]])).start()
@@ -184,7 +184,7 @@ fn lost_peer_that_is_alive_does_not_take_blame() {
     }
     let Some(fleet) = fleet_with_delay(2, 20) else { return };
     let scratch = Scratch::new();
-    let first = format!("first={},0,4", scratch.folder("lives", 0o777));
+    let first = format!("first={},0,4", scratch.folder("attempts", 0o777));
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2").args(["--max-restarts", "1"]);
         let steps = ["seat", "sum", LOST_RANK_1, &first, "print=finished"];

@@ -123,7 +123,7 @@ fn worker_failure_restarts_every_node() {
     }] {
         let Some(fleet) = Fleet::start(3) else { return };
         let scratch = Scratch::new();
-        let first = format!("first={},1,5", scratch.folder("lives", 0o777));
+        let first = format!("first={},1,5", scratch.folder("attempts", 0o777));
         let steps = ["seat", "sum", &first, "reduce=3", "print=finished"];
         let start = |host| fleet.on(host, own(host).args(["--max-restarts", "1"]).worker(steps)).start();
         let jobs: Vec<_> = fleet.hosts().map(start).collect();

@@ -237,9 +237,9 @@ fn silent_node_ends_workers_before_next_round() {
         return;
     }
     for _ in 0..times() {
-        let Some(lives) = ThreeNodeJob::start() else { return };
-        lives.partition_third_node(|lives| lives.fleet.disconnect(3));
-        let ThreeNodeJob { jobs: [one, two, three], gate, fleet, .. } = lives;
+        let Some(nodes) = ThreeNodeJob::start() else { return };
+        nodes.partition_third_node(|nodes| nodes.fleet.disconnect(3));
+        let ThreeNodeJob { jobs: [one, two, three], gate, fleet, .. } = nodes;
         drop(three);
         gate.open(2);
         assert_all_succeed([one, two]);
@@ -255,14 +255,14 @@ fn stopped_agent_ends_workers_before_next_round() {
         return;
     }
     for _ in 0..times() {
-        let Some(lives) = ThreeNodeJob::start() else { return };
-        let guard = lives.jobs[2].pid();
-        let agent = lives.jobs[2].only_child_of(guard);
-        lives.partition_third_node(|lives| lives.jobs[2].signal_to(agent, Signal::SIGSTOP));
-        lives.jobs[2].signal_to(agent, Signal::SIGCONT);
-        lives.jobs.iter().for_each(|job| drop(job.wait_for_lines("world=3 total=6", 2)));
-        assert_eq!(lives.jobs[2].only_child_of(guard), agent, "the same agent");
-        let ThreeNodeJob { jobs, gate, fleet, .. } = lives;
+        let Some(nodes) = ThreeNodeJob::start() else { return };
+        let guard = nodes.jobs[2].pid();
+        let agent = nodes.jobs[2].only_child_of(guard);
+        nodes.partition_third_node(|nodes| nodes.jobs[2].signal_to(agent, Signal::SIGSTOP));
+        nodes.jobs[2].signal_to(agent, Signal::SIGCONT);
+        nodes.jobs.iter().for_each(|job| drop(job.wait_for_lines("world=3 total=6", 2)));
+        assert_eq!(nodes.jobs[2].only_child_of(guard), agent, "the same agent");
+        let ThreeNodeJob { jobs, gate, fleet, .. } = nodes;
         gate.open(3);
         let outcomes = assert_all_succeed(jobs);
         // The first round, and the one in which it is back; the others had one between the two.

@@ -49,7 +49,7 @@ fn static_job_runs_behind_firewall() {
         let launch =
             launch.args([(host - 1).to_string().as_str(), "--master-addr", "th1", "--master-port", "30004"]);
         // A second round is over the same ports.
-        launch.args(RANGE).args(["--max-restarts", "1"]).worker(["seat", "sum", "rank1:life0:exit=3"])
+        launch.args(RANGE).args(["--max-restarts", "1"]).worker(["seat", "sum", "rank1:attempt0:exit=3"])
     };
     for outcome in run(&fleet, launch) {
         assert_eq!(outcome.lines_with("world=2 total=3").len(), 2, "{outcome}");
@@ -67,7 +67,7 @@ fn worker_hosted_store_uses_port_range() {
     let Some(fleet) = firewalled_fleet() else { return };
     let launch = |_| {
         let launch = c10d(Name::Rankrun, "th1:30000", "2").args(RANGE).args(["--max-restarts", "1"]);
-        launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").worker(["seat", "env", "rank1:life0:exit=3"])
+        launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").worker(["seat", "env", "rank1:attempt0:exit=3"])
     };
     let mut all = Vec::new();
     for outcome in run(&fleet, launch) {

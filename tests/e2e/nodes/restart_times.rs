@@ -10,14 +10,14 @@ use super::{ENDPOINT, assert_all_succeed, c10d};
 
 /// Kills a worker of the first agent, and gives the time until every agent has its workers again.
 #[track_caller]
-fn time_restart(jobs: &[Job], workers: usize, lives: usize) -> Duration {
-    let lines = jobs[0].wait_for_lines("seat rank=", workers * lives);
+fn time_restart(jobs: &[Job], workers: usize, attempts: usize) -> Duration {
+    let lines = jobs[0].wait_for_lines("seat rank=", workers * attempts);
     let pid = lines.last().and_then(|line| field(line, "pid")?.parse().ok()).expect("a pid");
     let worker = Process::open(pid).expect("the worker lives");
     let began = Instant::now();
     worker.signal(Signal::SIGKILL);
     for job in jobs {
-        job.wait_for_lines("seat rank=", workers * (lives + 1));
+        job.wait_for_lines("seat rank=", workers * (attempts + 1));
     }
     began.elapsed()
 }
@@ -37,7 +37,7 @@ fn median_restart_time(launches: impl IntoIterator<Item = Launch>, workers: usiz
     for job in &jobs {
         job.wait_for_lines("seat rank=", workers);
     }
-    let all = (1..=times).map(|life| time_restart(&jobs, workers, life)).collect();
+    let all = (1..=times).map(|attempt| time_restart(&jobs, workers, attempt)).collect();
     gate.open(jobs.len() * workers);
     assert_all_succeed(jobs);
     median(all)

@@ -16,7 +16,7 @@ struct Mix {
 fn run_two_rounds(mix: &Mix) {
     let Some(fleet) = Fleet::start(4) else { return };
     let scratch = Scratch::new();
-    let first = format!("first={},th{},5", scratch.folder("lives", 0o777), mix.fails);
+    let first = format!("first={},th{},5", scratch.folder("attempts", 0o777), mix.fails);
     let start = |host: usize| {
         let name = if mix.torchruns.contains(&host) { Name::Reference } else { Name::Rankrun };
         let launch = Launch::new(name).args(["--nnodes", "4", "--rdzv-id", "job", "--rdzv-backend", "c10d"]);

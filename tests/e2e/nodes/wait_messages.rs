@@ -47,7 +47,7 @@ fn grace_longer_than_join_timeout_does_not_end_job() {
     }
     let Some(fleet) = Fleet::start(3) else { return };
     let scratch = Scratch::new();
-    let first = format!("first={},th3,9", scratch.folder("lives", 0o777));
+    let first = format!("first={},th3,9", scratch.folder("attempts", 0o777));
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "3").args(["--rdzv-conf", "join_timeout=5"]);
         let launch = launch.args(["--grace", "8s", "--max-restarts", "1"]);

@@ -69,7 +69,7 @@ fn end_job(end: End, job: &mut Job, launcher: &Process) {
         End::Failure => job.type_text("\n"),
         End::Restart => {
             job.type_text("\n");
-            job.wait_for_line(" life=1 ");
+            job.wait_for_line(" attempt=1 ");
             launcher.signal(Signal::SIGTERM);
         }
     }

@@ -126,7 +126,7 @@ fn launcher_killed_during_shutdown_leaves_nothing() {
     });
 }
 
-/// Short lives, one after the other.
+/// Short generations, one after the other.
 #[test]
 fn launcher_killed_during_restarts_leaves_nothing() {
     assert_kills_leave_nothing("restart", Duration::from_millis(60), |name, _| {
@@ -143,7 +143,7 @@ fn launcher_killed_during_restarts_leaves_nothing() {
             "forever",
         ];
         let job = launch.worker(steps).start();
-        job.wait_for_line(" life=2 ");
+        job.wait_for_line(" attempt=2 ");
         job
     });
 }

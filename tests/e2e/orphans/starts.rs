@@ -57,8 +57,9 @@ fn daemon_holding_all_descriptors_is_ended_on_restart_and_exit() {
         let gate = Gate::closed();
         let launch = Launch::standalone(name, 1).under(["sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"]);
         let launch = launch.args(["--max-restarts", restarts]).stdin_open();
-        let last = format!("life1:{}", gate.step());
-        let steps = ["life0:helper=clinging-daemon", "life0:read", "life0:exit=3", "print=again", &last];
+        let last = format!("attempt1:{}", gate.step());
+        let steps =
+            ["attempt0:helper=clinging-daemon", "attempt0:read", "attempt0:exit=3", "print=again", &last];
         let mut job = launch.worker(steps.into_iter().chain(["exit=0"])).start();
         let line = job.wait_for_line("process=clinging-daemon");
         let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the daemon said its pid");

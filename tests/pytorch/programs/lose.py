@@ -1,4 +1,5 @@
-"""Adds up over gloo until the rank on one host fails, in the first life of its node: the others lose it in the midst of a sum.
+"""Adds up over gloo until the rank on one host fails, in the first generation of its node: the others lose it in the midst
+of a sum.
 
 With --record the failures are written to error files, as torch's own programs do; without it they are only printed.
 """
@@ -15,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 def main(host: str) -> None:
     dist.init_process_group("gloo")
     rank, restarts = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
-    print(f"life rank={rank} restarts={restarts}", flush=True)
+    print(f"attempt rank={rank} restarts={restarts}", flush=True)
     for step in range(30):
         if step == 20 and socket.gethostname() == host and restarts == "0":
             raise ValueError("bad column 7")

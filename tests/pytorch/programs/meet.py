@@ -1,7 +1,7 @@
-"""Adds up the ranks over gloo, and tells the sum; with --fail, the rank on the first host fails in its first life, that on
-the second one in its second life, and so on.
+"""Adds up the ranks over gloo, and tells the sum; with --fail, the rank on the first host fails in its first generation,
+that on the second one in its second generation, and so on.
 
-Launchers count lives in their own ways, so that a folder keeps the marks of those that were.
+Launchers count generations in their own ways, so that a folder keeps the marks of those that were.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def total(value: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fail", metavar="HOST", action="append", default=[])
-    parser.add_argument("--lives", metavar="FOLDER")
+    parser.add_argument("--marks", metavar="FOLDER")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -35,8 +35,8 @@ def main() -> None:
             sys.exit(f"rank {rank}: the sum is {found}, not {right}")
     agent_store = os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     print(f"reduced rank={rank} world={world} total={found} agent_store={agent_store}", flush=True)
-    for life, host in enumerate(options.fail):
-        mark = os.path.join(options.lives, f"{life}-{rank}")
+    for generation, host in enumerate(options.fail):
+        mark = os.path.join(options.marks, f"{generation}-{rank}")
         if not os.path.exists(mark):
             os.mkdir(mark)
             dist.barrier()

@@ -199,7 +199,7 @@ fn fail_restarts_all() {
     let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let scratch = Scratch::new();
-        let step = format!("first={},0,3", scratch.folder("lives", 0o777));
+        let step = format!("first={},0,3", scratch.folder("attempts", 0o777));
         // The first address has rank 0.
         let own = |address: &str| {
             let launch = agent_launch(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
@@ -207,16 +207,16 @@ fn fail_restarts_all() {
         };
         let outcomes = run_together([own("127.0.0.1"), own("localhost")]);
         let placements = outcomes[1].lines_with("seat rank=");
-        let life_counts: Vec<_> = outcomes
+        let attempt_counts: Vec<_> = outcomes
             .iter()
             .map(|outcome| {
                 let lines = outcome.lines_with("seat rank=");
-                lines.iter().filter_map(|line| field(line, "life").map(str::to_owned)).collect::<Vec<_>>()
+                lines.iter().filter_map(|line| field(line, "attempt").map(str::to_owned)).collect::<Vec<_>>()
             })
             .collect();
         let worlds: Vec<_> =
             placements.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
-        (exit_codes(&outcomes), life_counts, worlds)
+        (exit_codes(&outcomes), attempt_counts, worlds)
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
     // The count is each agent's own.
