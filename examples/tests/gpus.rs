@@ -181,8 +181,8 @@ fn invalid_gpus_are_named() {
 fn unsupported_machine_is_described() {
     let pieces = |orders: &str, expected: &[&str]| {
         let (code, _, stderr) = Demo::on(orders).run(&["--device-ids", "1,0", "--learning-rate", "0.1"]);
-        let is_told = expected.iter().all(|piece| stderr.contains(piece));
-        assert!(code == Some(1) && is_told && !stderr.contains("panicked"), "{orders}: {stderr}");
+        let has_all = expected.iter().all(|piece| stderr.contains(piece));
+        assert!(code == Some(1) && has_all && !stderr.contains("panicked"), "{orders}: {stderr}");
     };
     let failed = "the CUDA device failed";
     pieces("devices=2 nodevice=1", &["shows no device", "hint: check CUDA_VISIBLE_DEVICES"]);

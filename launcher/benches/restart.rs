@@ -63,7 +63,7 @@ enum Way {
 struct LaunchTimes {
     peer_signalled: f64,
     launcher_ended: f64,
-    next_life: f64,
+    next_generation: f64,
 }
 
 /// The figures of one launcher.
@@ -101,9 +101,10 @@ fn main() -> ExitCode {
     for round in 0..rounds {
         let way = Way::EndsOnSignal(REST + Duration::from_millis(round as u64 * 37 % 100));
         for figures in &mut all {
-            let last_life = launch(&figures.path, workers, 0, way);
+            let last_generation = launch(&figures.path, workers, 0, way);
             let restarted = launch(&figures.path, workers, 1, way);
-            let times = [last_life.peer_signalled, last_life.launcher_ended, restarted.next_life];
+            let times =
+                [last_generation.peer_signalled, last_generation.launcher_ended, restarted.next_generation];
             figures.spans.iter_mut().zip(times).for_each(|(span, time)| span.push(time));
         }
     }
@@ -173,7 +174,7 @@ fn launch(launcher: &Path, workers: usize, restarts: usize, way: Way) -> LaunchT
     LaunchTimes {
         peer_signalled: place.latest("told", 1..workers) - died,
         launcher_ended: end - died,
-        next_life: place.latest("began", 0..workers) - died,
+        next_generation: place.latest("began", 0..workers) - died,
     }
 }
 
@@ -188,16 +189,16 @@ fn run(launcher: &Path, workers: usize, restarts: usize, way: Way, place: &Place
 
 /// The worker.
 fn work(began: f64, way: Way, folder: &Path) -> ExitCode {
-    let [rank, life]: [usize; 2] =
+    let [rank, generation]: [usize; 2] =
         ["RANK", "TORCHELASTIC_RESTART_COUNT"].map(|name| env::var(name).unwrap().parse().unwrap());
     let write = |name: &str, time: f64| fs::write(folder.join(format!("{name}{rank}")), time.to_string());
     if let Way::Again(last) = way {
-        if life == EARLY || life == last {
-            record_holdings(&folder.join(format!("held{life}")));
+        if generation == EARLY || generation == last {
+            record_holdings(&folder.join(format!("held{generation}")));
         }
         return ExitCode::FAILURE;
     }
-    if life > 0 {
+    if generation > 0 {
         write("began", began).unwrap();
         return ExitCode::SUCCESS;
     }
@@ -298,10 +299,10 @@ fn print_holdings(restarts: usize) {
     run(Path::new(RANKRUN), 1, restarts, Way::Again(restarts), &place);
     println!("| restarts | process | resident | without files | descriptors | zombies |");
     println!("|---|---|---|---|---|---|");
-    for life in [EARLY, restarts] {
-        let descriptors = fs::read_to_string(place.0.join(format!("held{life}"))).unwrap();
+    for generation in [EARLY, restarts] {
+        let descriptors = fs::read_to_string(place.0.join(format!("held{generation}"))).unwrap();
         for (process, descriptors) in ["agent", "guard"].iter().zip(descriptors.lines()) {
-            println!("| {life} | {process} | {descriptors} |");
+            println!("| {generation} | {process} | {descriptors} |");
         }
     }
 }

@@ -18,10 +18,10 @@ pub struct Placement {
     pub device: Device,
 }
 
-/// One worker in one life of its group.
+/// One worker of one generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WorkerId {
-    /// Which life of the worker group.
+    /// The generation of the worker group.
     pub generation: Generation,
     /// The index of the worker on the node.
     pub local_rank: LocalRank,

@@ -37,7 +37,7 @@ pub struct NulByte {
 /// The parts that all workers of one generation share.
 #[derive(Debug, Clone)]
 pub struct GenerationContext {
-    /// Which life of the worker group.
+    /// The generation of the worker group.
     pub generation: Generation,
     /// The number of restarts used so far.
     pub restart_count: RestartCount,

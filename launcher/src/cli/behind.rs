@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::cli::settings::{ParsedArgs, parse};
 
-    fn told(line: &str) -> Option<String> {
+    fn notice_text(line: &str) -> Option<String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
         match parse(CliFlavor::Rankrun, &words).unwrap() {
             ParsedArgs::Launch(line) => tell_options_behind(&line).map(|notice| notice.to_string()),
@@ -83,11 +83,11 @@ mod tests {
     #[test]
     fn launcher_options_after_script_are_named_with_values() {
         assert_eq!(
-            told("train.py --lr 1 --nproc-per-node 4").unwrap(),
+            notice_text("train.py --lr 1 --nproc-per-node 4").unwrap(),
             "`--nproc-per-node 4` stands behind `train.py` and goes to it; if it should reach the launcher, put it before \
              `train.py`; a `--` before it silences this line"
         );
-        let both = told("x --nproc_per_node=4 --standalone --max-restarts -1").unwrap();
+        let both = notice_text("x --nproc_per_node=4 --standalone --max-restarts -1").unwrap();
         assert!(
             both.starts_with("`--nproc_per_node=4`, `--standalone`, `--max-restarts` stand behind `x`"),
             "{both}"
@@ -104,7 +104,7 @@ mod tests {
             "--nproc-per-node 2 launcher.py --nproc-per-node 4",
             "train.py --nproc --nnodes-of-tree 3 nnodes",
         ] {
-            assert_eq!(told(line), None, "{line}");
+            assert_eq!(notice_text(line), None, "{line}");
         }
     }
 

@@ -196,8 +196,8 @@ fn resolve_c10d(
     let NamedEndpoint { host, port, named_by } = match endpoint(settings, Some(C10D_PORT))? {
         Some(Endpoint { origin, text, host, port }) => {
             // torchrun looks for the store of another agent on this machine then.
-            let is_told = conf.is_host.is_some() || settings.cli_flavor == CliFlavor::Torchrun;
-            if !is_told && host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
+            let looks_for_store = conf.is_host.is_some() || settings.cli_flavor == CliFlavor::Torchrun;
+            if !looks_for_store && host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
                 return Err(host_error(origin, &text, &host, ONLY_HERE).into());
             }
             NamedEndpoint { host, port, named_by: Some(origin) }

@@ -59,11 +59,11 @@ fn grace_longer_than_join_timeout_does_not_end_job() {
     let line = jobs[2].wait_for_line("to stop their workers");
     // In the order of their ranks.
     let here = "th3 (198.18.0.13)";
-    let is_told = |one: &str, two: &str| {
+    let is_printed = |one: &str, two: &str| {
         line.contains(&format!("waiting for {one}, {two} to stop their workers; 1 of 3 is here: {here}"))
     };
     let nodes = [("th1, 198.18.0.11", "th2, 198.18.0.12"), ("th2, 198.18.0.12", "th1, 198.18.0.11")];
-    let in_order = |(one, two)| is_told(&format!("node 0 ({one})"), &format!("node 1 ({two})"));
+    let in_order = |(one, two)| is_printed(&format!("node 0 ({one})"), &format!("node 1 ({two})"));
     assert!(nodes.into_iter().any(in_order), "{line}");
     for outcome in assert_all_succeed(jobs) {
         outcome.expect_stdout("finished").expect_absent("nodes came");

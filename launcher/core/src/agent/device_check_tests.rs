@@ -196,16 +196,16 @@ proptest! {
         let at = clock();
         let mut job = checked_job(2);
         job.rules.unhealthy = Some(if refuses { Unhealthy::Refuse } else { Unhealthy::Exclude });
-        let (mut starts, mut ended, mut told) = (0, false, false);
+        let (mut starts, mut ended, mut is_stop_requested) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
             let was_checking = matches!(job.phase, JobPhase::Checking { .. });
             let is_stop = matches!(input, Input::StopRequested { .. });
-            told |= is_stop;
+            is_stop_requested |= is_stop;
             let actions = handle_and_drain(|input| job.handle(at(second), input), input);
             prop_assert!(!ended || actions.is_empty());
             prop_assert!(!(was_checking && is_stop) || end(&actions).is_some());
             if started(&actions).is_some() {
-                prop_assert!(!told);
+                prop_assert!(!is_stop_requested);
                 starts += 1;
             }
             ended |= end(&actions).is_some();

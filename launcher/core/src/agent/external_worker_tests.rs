@@ -88,12 +88,12 @@ fn signal_stops_other_workers_and_releases_external_worker() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), external_worker_started(0));
     let passed = Input::SignalForwarded { signal: Signal::SIGUSR1 };
-    let told = Action::ForwardSignal {
+    let forwarded = Action::ForwardSignal {
         generation: Generation(0),
         local_ranks: vec![LocalRank(0)],
         signal: Signal::SIGUSR1,
     };
-    assert_eq!(job.handle(at(1), passed), [told]);
+    assert_eq!(job.handle(at(1), passed), [forwarded]);
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
     let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);

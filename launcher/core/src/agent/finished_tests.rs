@@ -47,10 +47,10 @@ fn workers_finishing_within_a_minute_are_not_reported() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(0)));
     let _ = job.handle(at(40), exited(0, 0, Exit::Code(3)));
-    assert_eq!(job.deadline(), None, "the life before is over");
+    assert_eq!(job.deadline(), None, "the generation before is over");
     assert_eq!(finished_reports(&job.handle(at(61), Input::DeadlinePassed)), []);
     let _ = job.handle(at(62), exited(1, 0, Exit::Code(0)));
-    assert_eq!(job.deadline(), Some(at(62) + MINUTE), "each life has its own minute");
+    assert_eq!(job.deadline(), Some(at(62) + MINUTE), "each generation has its own minute");
     assert!(end(&job.handle(at(63), exited(1, 1, Exit::Code(0)))).is_some());
 }
 

@@ -128,13 +128,13 @@ fn first_matching_rule_decides() {
     let stuck =
         Failure { kind: FailureKind::Stuck { stuck_for: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
     assert_eq!(decide(&stuck), Decision::Fail(NoRestart::Stuck));
-    let told = History::new().decide_restart(
+    let decision = History::new().decide_restart(
         (&policy, RestartCount(1)),
         Some(Signal::SIGTERM),
         &failure(0, Exit::Code(5)),
         at(1),
     );
-    assert_eq!(told, Decision::Fail(NoRestart::Stopped), "invariant 7");
+    assert_eq!(decision, Decision::Fail(NoRestart::Stopped), "invariant 7");
 }
 
 #[test]
@@ -256,10 +256,10 @@ proptest! {
         prop_assert!(wait <= whole && wait.as_secs_f64() >= whole.as_secs_f64() * (1.0 - jitter) - 1e-6);
     }
 
-    /// Invariant 6, for any lives and waits.
+    /// Invariant 6, for any lifetimes and waits.
     #[test]
     fn restarts_never_exceed_the_budget(
-        lives in proptest::collection::vec(0_u64..200, 0..60),
+        lifetimes in proptest::collection::vec(0_u64..200, 0..60),
         most in 0_u32..5,
         window in proptest::option::of(1_u64..500),
         reset in proptest::option::of(1_u64..200),
@@ -273,9 +273,9 @@ proptest! {
         };
         let mut history = History::new();
         let (mut now, mut in_a_row, mut restarts, mut idle) = (at(0), 0, Vec::new(), Duration::ZERO);
-        for life in lives {
-            let ended = now + Duration::from_secs(life);
-            if reset.is_some_and(|reset| life >= reset) {
+        for lifetime in lifetimes {
+            let ended = now + Duration::from_secs(lifetime);
+            if reset.is_some_and(|reset| lifetime >= reset) {
                 in_a_row = 0;
             }
             let Decision::Restart { wait } = decide_after_run(&mut history, &policy, most, (now, ended)) else { break };

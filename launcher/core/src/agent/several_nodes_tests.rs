@@ -305,7 +305,7 @@ impl World<'_> {
             return;
         }
         if let Some(note) = note.filter(|note| one.failure.as_ref() != Some(note)) {
-            let is_better = one.failure.as_ref().is_some_and(|told| note.overrides(told));
+            let is_better = one.failure.as_ref().is_some_and(|reported| note.overrides(reported));
             (one.failure, one.reported) = (Some(note.clone()), None);
             if !std::mem::replace(&mut one.is_stopping, true) || is_better {
                 self.input(node, self.peer_failed(note));
@@ -315,12 +315,12 @@ impl World<'_> {
             }
         }
         let Some(asked) = self.nodes[node].asked else { return };
-        let told = self.nodes[node].reported.as_ref();
-        let others_have_told = self.others(node).all(|other| left.contains(&other));
+        let reported = self.nodes[node].reported.as_ref();
+        let others_have_left = self.others(node).all(|other| left.contains(&other));
         let awaits_cause = match self.fault {
             Some(Fault::NeverWaits) => false,
-            Some(Fault::AlwaysWaits) => !others_have_told && told.is_some(),
-            _ => !others_have_told && told.is_some_and(|told| told.lost_peer().is_some()),
+            Some(Fault::AlwaysWaits) => !others_have_left && reported.is_some(),
+            _ => !others_have_left && reported.is_some_and(|reported| reported.lost_peer().is_some()),
         };
         let shown = PeerActivity { all_live: true, doubted_until: None, awaits_cause };
         let until = lost_node_deadline(self.at(asked), true, shown, &RoundTimes::default());
@@ -366,15 +366,15 @@ fn run_history(history: &History, fault: Option<Fault>) -> Result<(), String> {
         let mut state = SweptState::new(rules);
         let _ = state.handle(start, Input::Ready);
         let _ = state.handle(start, Input::Joined(round_of(0, index, count)));
-        let (end, failure, told, asked, joined, restarts) = (None, None, None, None, None, None);
-        let (is_signalled, is_untold, is_stopping, wants_to_join) = (false, false, false, false);
+        let (end, failure, reported, asked, joined, restarts) = (None, None, None, None, None, None);
+        let (is_signalled, is_report_pending, is_stopping, wants_to_join) = (false, false, false, false);
         Node {
             is_signalled,
             state,
             end,
             failure,
-            reported: told,
-            is_report_pending: is_untold,
+            reported,
+            is_report_pending,
             is_stopping,
             asked,
             wants_to_join,

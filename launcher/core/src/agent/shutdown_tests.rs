@@ -73,22 +73,22 @@ fn worker_failure_soon_before_store_host_stop_is_blamed_on_host() {
 #[test]
 fn local_stop_is_reported_to_peers_before_stop_signal() {
     let at = clock();
-    let told = |actions: &[Action], because: StopReason| {
+    let assert_peers_first = |actions: &[Action], because: StopReason| {
         assert_eq!(actions[0], Action::TellStop { reason: because });
         let mut rest = actions[1..].iter().filter(|action| !matches!(action, Action::CollectRanks { .. }));
         assert!(matches!(rest.next(), Some(Action::Signal { .. })), "{actions:?}");
     };
     let stop = || Input::StopRequested { signal: Signal::SIGINT, is_second: false };
-    told(&running(3, &at).handle(at(2), stop()), StopReason::Signal(Signal::SIGINT));
+    assert_peers_first(&running(3, &at).handle(at(2), stop()), StopReason::Signal(Signal::SIGINT));
     // A restart was to follow.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), peer_lost());
-    told(&job.handle(at(3), stop()), StopReason::Signal(Signal::SIGINT));
+    assert_peers_first(&job.handle(at(3), stop()), StopReason::Signal(Signal::SIGINT));
     let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
     let mut job = SweptState::new(JobRules { time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
-    told(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
+    assert_peers_first(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
     // The other nodes know the cause.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), Input::Over(RendezvousEnd::Closed { failure: None }));
@@ -178,11 +178,11 @@ fn restart_rule_of_other_node_ends_job_with_same_status() {
         let over =
             || Input::Over(RendezvousEnd::ByRule { rule: rule.clone(), failure: Some(failure_note()) });
         let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
-        let told = Input::Changed(MembershipChange::from(failure_note()));
+        let peer_failed = Input::Changed(MembershipChange::from(failure_note()));
         for inputs in [
             [vec![over()], ends.to_vec()].concat(),
-            [vec![told.clone(), over()], ends.to_vec()].concat(),
-            [vec![told], ends.to_vec(), vec![over()]].concat(),
+            [vec![peer_failed.clone(), over()], ends.to_vec()].concat(),
+            [vec![peer_failed], ends.to_vec(), vec![over()]].concat(),
             [ends.to_vec(), vec![over()]].concat(),
             vec![exited(0, 0, Exit::Code(0)), exited(0, 1, Exit::Code(0)), over()],
         ] {

@@ -71,8 +71,8 @@ fn signal_and_time_limit_do_not_wait_for_poll() {
     let at = clock();
     let mut job = job_with_failed_worker(&at, 2);
     let actions = job.handle(at(1) + TORCHRUN_POLL_INTERVAL / 2, stop(Signal::SIGINT, false));
-    let told: Vec<_> = signals(&actions).into_iter().map(|(ranks, _)| ranks).collect();
-    assert!(!told.is_empty() && told.iter().all(|ranks| ranks == &[1]), "invariant 10");
+    let signalled: Vec<_> = signals(&actions).into_iter().map(|(ranks, _)| ranks).collect();
+    assert!(!signalled.is_empty() && signalled.iter().all(|ranks| ranks == &[1]), "invariant 10");
     let actions = job.handle(at(2), exited(0, 1, killed_by(libc::SIGINT)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
 
@@ -95,9 +95,9 @@ fn failure_is_sent_to_other_nodes_once_and_before_poll() {
     );
     round.number = 1;
     let _ = job.handle(at(0), Input::Joined(Box::new(round)));
-    let is_told = |action: &Action| matches!(action, Action::TellFailure { .. });
-    assert!(job.handle(at(1), exited(0, 0, Exit::Code(3))).iter().all(is_told));
+    let is_tell_failure = |action: &Action| matches!(action, Action::TellFailure { .. });
+    assert!(job.handle(at(1), exited(0, 0, Exit::Code(3))).iter().all(is_tell_failure));
     let actions = job.handle(at(1) + TORCHRUN_POLL_INTERVAL, Input::DeadlinePassed);
     assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)]);
-    assert!(!actions.iter().any(is_told), "once");
+    assert!(!actions.iter().any(is_tell_failure), "once");
 }

@@ -490,14 +490,14 @@ proptest! {
     fn random_inputs_keep_restart_budget_and_job_end_is_final(inputs in prop::collection::vec(any_input(), 0..60)) {
         let at = clock();
         let mut job = new_job(3, 2, CliFlavor::Rankrun);
-        let (mut starts, mut ended, mut told) = (0, false, false);
+        let (mut starts, mut ended, mut is_stop_requested) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
-            told |= matches!(input, Input::StopRequested { .. });
+            is_stop_requested |= matches!(input, Input::StopRequested { .. });
             let actions = handle_and_drain(|input| job.handle(at(second), input), input);
             prop_assert!(!ended || actions.is_empty());
             if let Some(generation) = started(&actions) {
                 prop_assert_eq!(generation, starts);
-                prop_assert!(!told);
+                prop_assert!(!is_stop_requested);
                 starts += 1;
             }
             ended |= end(&actions).is_some();
@@ -513,15 +513,15 @@ fn forwarded_signal_does_not_change_phase() {
     let passed = Input::SignalForwarded { signal: Signal::SIGUSR1 };
     assert_eq!(job.handle(at(0), passed.clone()), []);
     let _ = job.handle(at(0), Input::Ready);
-    let told = Action::ForwardSignal {
+    let forwarded = Action::ForwardSignal {
         generation: Generation(0),
         local_ranks: vec![LocalRank(0), LocalRank(1)],
         signal: Signal::SIGUSR1,
     };
-    assert_eq!(job.handle(at(1), passed.clone()), std::slice::from_ref(&told));
+    assert_eq!(job.handle(at(1), passed.clone()), std::slice::from_ref(&forwarded));
     assert_eq!(job.deadline(), None);
     let _ = job.handle(at(2), stop(Signal::SIGTERM, false));
-    assert_eq!(job.handle(at(2), passed.clone()), [told]);
+    assert_eq!(job.handle(at(2), passed.clone()), [forwarded]);
     let _ = job.handle(at(3), stop(Signal::SIGTERM, true));
     assert_eq!(job.handle(at(3), passed), []);
 }

@@ -38,14 +38,14 @@ fn the_time_limit_is_a_time_on_the_clock() {
 #[test]
 fn suspended_worker_is_not_healthy() {
     let at = clock();
-    for (life, restarts) in [(1, None), (2, Some(2))] {
+    for (lifetime, restarts) in [(1, None), (2, Some(2))] {
         let mut rules = rules(1, 1, CliFlavor::Rankrun);
         rules.restart.reset_after = Some(Duration::from_secs(2));
         let mut job = LocalJob::new(rules);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(started(&job.handle(at(1), exited(0, 0, Exit::Code(4)))), Some(1));
         suspend(&mut job, at(2), at(3_602));
-        assert_eq!(started(&job.handle(at(3_601 + life), exited(1, 0, Exit::Code(4)))), restarts);
+        assert_eq!(started(&job.handle(at(3_601 + lifetime), exited(1, 0, Exit::Code(4)))), restarts);
     }
 }
 
@@ -164,8 +164,8 @@ proptest! {
                 suspend(&mut interrupted, now, now + behind);
             }
             now += Duration::from_millis(later);
-            let told = (plain.handle(now, input.clone()), interrupted.handle(now + behind, input));
-            prop_assert_eq!(told.0, told.1);
+            let actions = (plain.handle(now, input.clone()), interrupted.handle(now + behind, input));
+            prop_assert_eq!(actions.0, actions.1);
             prop_assert_eq!(plain.deadline().map(|deadline| deadline + behind), interrupted.deadline());
         }
     }

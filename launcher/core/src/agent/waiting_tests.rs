@@ -211,13 +211,13 @@ fn progress_probe_without_answer_does_not_count() {
 fn restart_delays(
     policy: RestartPolicy,
     max_restarts: u32,
-    lives: &[u64],
+    lifetimes: &[u64],
 ) -> (Vec<u64>, Vec<RestartCount>, LocalJob) {
     let at = clock();
     let mut job = new_job_with_policy(policy, 1, max_restarts, CliFlavor::Rankrun);
     let (mut waits, mut counts, mut now) = (Vec::new(), Vec::new(), at(0));
     let mut actions = job.handle(now, Input::Ready);
-    for life in lives {
+    for lifetime in lifetimes {
         let Some((generation, count)) = actions.iter().find_map(|action| match action {
             Action::Start { generation, restart_count, .. } => Some((generation.0, *restart_count)),
             _ => None,
@@ -225,7 +225,7 @@ fn restart_delays(
             break;
         };
         counts.push(count);
-        now += Duration::from_secs(*life);
+        now += Duration::from_secs(*lifetime);
         actions = handle_and_drain(|input| job.handle(now, input), exited(generation, 0, Exit::Code(7)));
         if let Some(until) = job.deadline() {
             waits.push((until - now).as_secs());
@@ -315,7 +315,7 @@ fn restart_rule_matches_exit_code_signal_rank_or_node() {
 #[test]
 fn time_limit_ends_restart_delay_or_prevents_it() {
     let at = clock();
-    for (limit, told_at) in [(12, None), (15, None), (16, Some(15))] {
+    for (limit, reported_at) in [(12, None), (15, None), (16, Some(15))] {
         let delay = Duration::from_secs(5);
         let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
         let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
@@ -324,12 +324,12 @@ fn time_limit_ends_restart_delay_or_prevents_it() {
         job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(10), exited(0, 0, Exit::Code(7)));
-        let Some(told_at) = told_at else {
+        let Some(reported_at) = reported_at else {
             let end = end(&actions).unwrap();
             assert_eq!((end.status, end.time_limit), (ExitStatus::Code(124), Some(limit)), "invariant 7");
             continue;
         };
-        assert_eq!(job.deadline(), Some(at(told_at)));
+        assert_eq!(job.deadline(), Some(at(reported_at)));
         // The launcher was suspended meanwhile, and both are due.
         let actions = job.handle(at(20), Input::DeadlinePassed);
         assert_eq!(started(&actions), None, "invariant 7");

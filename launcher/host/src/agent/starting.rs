@@ -77,11 +77,11 @@ impl Agent<'_> {
             CallProgress::Returned(folders) => folders.map_err(LaunchError::from),
             CallProgress::Lost => Err(lost_thread("make the log folders")),
         };
-        let life = self.pending_start.take()?.life;
-        if let Err(failed) = self.workers.start(&life, folders, SystemTime::now()) {
-            return Some(self.start_failed(life.generation, failed));
+        let context = self.pending_start.take()?.context;
+        if let Err(failed) = self.workers.start(&context, folders, SystemTime::now()) {
+            return Some(self.start_failed(context.generation, failed));
         }
-        self.publish_start(life.generation);
+        self.publish_start(context.generation);
         self.open_control_socket();
         if let Some(external) = self.workers.external_worker() {
             // At any log level: the job cannot go on without the user.
@@ -92,7 +92,7 @@ impl Agent<'_> {
 
     /// The workers are stopped before they were started.
     pub(super) fn cancel_start(&mut self, generation: Generation) -> Option<Input> {
-        let pending = self.pending_start.take_if(|pending| pending.life.generation == generation)?;
+        let pending = self.pending_start.take_if(|pending| pending.context.generation == generation)?;
         pending.call.abandon(self.user_log);
         Some(Input::StartCancelled { generation })
     }

@@ -101,7 +101,7 @@ pub(super) struct RoundContext {
 
 /// A generation whose log folders are being made.
 pub(super) struct PendingStart {
-    pub(super) life: GenerationContext,
+    pub(super) context: GenerationContext,
     pub(super) call: WatchedCall<Result<GenerationFolders, LogError>>,
 }
 
@@ -226,21 +226,21 @@ impl WorkerGroup {
             none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
         })?;
         let call = WatchedCall::new(call);
-        let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
-        Ok(PendingStart { life, call })
+        let context = GenerationContext { generation, restart_count, round, job: self.job.clone() };
+        Ok(PendingStart { context, call })
     }
 
     /// Starts all workers, local rank 0 first.
     pub(super) fn start(
         &mut self,
-        life: &GenerationContext,
+        context: &GenerationContext,
         folders: Result<GenerationFolders, LaunchError>,
         now: SystemTime,
     ) -> Result<(), StartFailed> {
         self.started = now;
         let started = folders
             .map_err(|error| StartFailed { failed_rank: LocalRank(0), error })
-            .and_then(|folders| self.start_workers(life, folders));
+            .and_then(|folders| self.start_workers(context, folders));
         if let (Ok(()), Some(events)) = (&started, &self.events) {
             events.emit_started(&self.event_workers());
         }
@@ -255,10 +255,10 @@ impl WorkerGroup {
 
     fn start_workers(
         &mut self,
-        life: &GenerationContext,
+        context: &GenerationContext,
         folders: GenerationFolders,
     ) -> Result<(), StartFailed> {
-        let GenerationContext { generation, round, .. } = life;
+        let GenerationContext { generation, round, .. } = context;
         self.attempt = folders.attempt;
         self.logs.set_files(folders.files);
         tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
@@ -268,7 +268,7 @@ impl WorkerGroup {
         let duplicated = self.logs.open_line_filters(self.attempt.as_ref(), &self.spec.logs.duplicates);
         duplicated.map_err(|error| StartFailed { failed_rank: LocalRank(0), error: error.into() })?;
         for (placement, routes) in self.placements.clone().into_iter().zip(folders.routes) {
-            self.start_worker(life, &placement, routes)
+            self.start_worker(context, &placement, routes)
                 .map_err(|error| StartFailed { failed_rank: placement.local_rank, error })?;
             if placement.local_rank == LocalRank(0) {
                 // Started here, as the first worker has no memory yet.
@@ -280,7 +280,7 @@ impl WorkerGroup {
 
     fn start_worker(
         &mut self,
-        life: &GenerationContext,
+        context: &GenerationContext,
         placement: &Placement,
         routes: Routes,
     ) -> Result<(), LaunchError> {
@@ -288,9 +288,10 @@ impl WorkerGroup {
         let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
-        let command = worker_command(&self.spec, life, placement, &self.environment, error_file.as_deref())
-            .map_err(|source| LaunchError::Command { rank, source })?;
-        let worker = WorkerId { generation: life.generation, local_rank };
+        let command =
+            worker_command(&self.spec, context, placement, &self.environment, error_file.as_deref())
+                .map_err(|source| LaunchError::Command { rank, source })?;
+        let worker = WorkerId { generation: context.generation, local_rank };
         if self.spec.external_worker == Some(local_rank) {
             let script = self.script_path(local_rank);
             self.external_worker = Some(ExternalWorker::prepare(worker, &self.job, &command, &script)?);

@@ -148,7 +148,7 @@ pub struct JobStatus {
     pub program: String,
     /// The phase of the job on this node.
     pub state: JobState,
-    /// The life of the worker group on this node, counted from 0.
+    /// The generation of the worker group on this node, counted from 0.
     pub generation: u64,
     /// Restarts of the job that count against the budget.
     pub restarts: u32,

@@ -473,7 +473,7 @@ impl Drop for Logs {
     }
 }
 
-/// A log file, empty. A worker of an earlier life may have put any kind of file in its place.
+/// A log file, empty. A worker of an earlier generation may have put any kind of file in its place.
 fn create(path: &Path) -> Result<File, LogError> {
     let mut options = OpenOptions::new();
     let file = regular_file::open_nonblocking(path, options.write(true).create(true).truncate(true));

@@ -141,7 +141,7 @@ fn spawn_worker(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<
 }
 
 fn wait_for_worker(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, print: impl Fn(&str)) -> io::Result<Exit> {
-    let (mut agent_speaks, mut was_told) = (true, false);
+    let (mut agent_speaks, mut has_printed) = (true, false);
     loop {
         while let Some(number) = inbox.next()? {
             // The terminal has sent its own keys' signals to the worker too.
@@ -167,13 +167,13 @@ fn wait_for_worker(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, print: impl F
             match receive(agent.as_fd()) {
                 AttachMessage::Record(_, text) => {
                     print(&text);
-                    was_told = true;
+                    has_printed = true;
                 }
                 AttachMessage::Empty => {}
                 AttachMessage::Closed => {
                     // `rankrun gc` takes it for a launcher no more.
                     let _ = prctl::set_name(&CString::new(ABANDONED_WRAPPER_NAME).unwrap_or_default());
-                    if !was_told {
+                    if !has_printed {
                         print("the launcher is gone; this worker is left alone");
                     }
                     agent_speaks = false;

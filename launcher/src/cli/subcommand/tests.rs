@@ -13,7 +13,7 @@ use rankrun_tools::shim::{ShimCommand, ShimRequest};
 const TEXT: OutputMode = OutputMode::Once(OutputFormat::Text);
 const JSON: OutputMode = OutputMode::Once(OutputFormat::Json);
 
-fn told(line: &str) -> Result<Command, String> {
+fn command_of(line: &str) -> Result<Command, String> {
     let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
     let facts = FakeWorld::new().facts(&[("RANKRUN_PROBE_TIMEOUT", "7")]);
     let name = find_subcommand(&words, &facts).expect(line);
@@ -43,12 +43,12 @@ fn inspect_options_are_accepted_in_any_order() {
         ("topo --matrix --json", inspect(Subject::Topo, JSON)),
         ("topo --json", inspect(Subject::Topo, JSON)),
     ] {
-        assert_eq!(told(line), command, "{line}");
+        assert_eq!(command_of(line), command, "{line}");
     }
     for (line, usage) in
         [("topo --json -h", "Usage: rankrun topo"), ("devices --help", "Usage: rankrun devices")]
     {
-        assert!(matches!(told(line), Ok(Command::Print(text)) if text.contains(usage)), "{line}");
+        assert!(matches!(command_of(line), Ok(Command::Print(text)) if text.contains(usage)), "{line}");
     }
 }
 
@@ -75,7 +75,7 @@ fn unknown_inspect_argument_is_named() {
         ("topo --watch", "`rankrun topo` does not know `--watch`"),
         ("topo --device-type cuda", "does not know `--device-type`"),
     ] {
-        let error = told(line).unwrap_err();
+        let error = command_of(line).unwrap_err();
         assert!(error.contains(part) && error.contains("\nhint: "), "`{line}`: {error}");
     }
 }
@@ -88,16 +88,16 @@ fn control_options_and_job_are_accepted_in_any_order() {
     };
     let list = ControlCommand { verb: ControlVerb::List, job: None, format: OutputFormat::Json };
     use {JobVerb::*, OutputFormat::*};
-    assert_eq!(told("ls --json"), Ok(Command::Control(list)));
-    assert_eq!(told("status"), control(Status, None, Text));
-    assert_eq!(told("status --json 12ab"), control(Status, Some("12ab"), Json));
-    assert_eq!(told("status 12ab --check"), control(Check, Some("12ab"), Text));
-    assert_eq!(told("stop 12ab"), control(Stop, Some("12ab"), Text));
-    assert_eq!(told("stop --wait 12ab"), control(StopAndWait, Some("12ab"), Text));
-    assert_eq!(told("restart 12ab"), control(Restart, Some("12ab"), Text));
+    assert_eq!(command_of("ls --json"), Ok(Command::Control(list)));
+    assert_eq!(command_of("status"), control(Status, None, Text));
+    assert_eq!(command_of("status --json 12ab"), control(Status, Some("12ab"), Json));
+    assert_eq!(command_of("status 12ab --check"), control(Check, Some("12ab"), Text));
+    assert_eq!(command_of("stop 12ab"), control(Stop, Some("12ab"), Text));
+    assert_eq!(command_of("stop --wait 12ab"), control(StopAndWait, Some("12ab"), Text));
+    assert_eq!(command_of("restart 12ab"), control(Restart, Some("12ab"), Text));
     for name in ["ls", "status", "stop", "restart"] {
         let help = format!("Usage: rankrun {name}");
-        let printed = told(&format!("{name} x --help"));
+        let printed = command_of(&format!("{name} x --help"));
         assert!(matches!(printed, Ok(Command::Print(text)) if text.contains(&help)), "{name}");
     }
 }
@@ -114,10 +114,10 @@ fn unknown_control_argument_is_refused() {
     ] {
         let name = line.split(' ').next().unwrap();
         let message = format!("`rankrun {name}` does not know `{word}`");
-        assert!(told(line).unwrap_err().contains(&message), "{line}");
+        assert!(command_of(line).unwrap_err().contains(&message), "{line}");
     }
     for name in ["stop", "restart"] {
-        let refusal = told(name).unwrap_err();
+        let refusal = command_of(name).unwrap_err();
         assert!(refusal.contains(&format!("`rankrun {name}` needs the job")), "{refusal}");
         assert!(refusal.contains("`rankrun ls` lists"), "{refusal}");
     }
@@ -126,26 +126,28 @@ fn unknown_control_argument_is_refused() {
 #[test]
 fn gc_options_are_accepted_in_any_order() {
     let gc = |mode, format| Ok(Command::Gc(GcRequest { mode, format }));
-    assert_eq!(told("gc"), gc(GcMode::End, OutputFormat::Text));
-    assert_eq!(told("gc --dry-run"), gc(GcMode::List, OutputFormat::Text));
-    assert_eq!(told("gc --json --dry_run"), gc(GcMode::List, OutputFormat::Json));
-    assert_eq!(told("gc --force --json"), gc(GcMode::EndAll, OutputFormat::Json));
+    assert_eq!(command_of("gc"), gc(GcMode::End, OutputFormat::Text));
+    assert_eq!(command_of("gc --dry-run"), gc(GcMode::List, OutputFormat::Text));
+    assert_eq!(command_of("gc --json --dry_run"), gc(GcMode::List, OutputFormat::Json));
+    assert_eq!(command_of("gc --force --json"), gc(GcMode::EndAll, OutputFormat::Json));
     for dry in ["--force --dry-run", "--dry-run --force"] {
-        assert_eq!(told(&format!("gc {dry}")), gc(GcMode::List, OutputFormat::Text));
+        assert_eq!(command_of(&format!("gc {dry}")), gc(GcMode::List, OutputFormat::Text));
     }
-    assert!(matches!(told("gc --json -h"), Ok(Command::Print(text)) if text.contains("Usage: rankrun gc")));
+    assert!(
+        matches!(command_of("gc --json -h"), Ok(Command::Print(text)) if text.contains("Usage: rankrun gc"))
+    );
 }
 
 #[test]
 fn unknown_gc_argument_is_refused() {
-    for (line, told_of) in [
+    for (line, message) in [
         ("gc --dry", "`rankrun gc` does not know `--dry`"),
         ("gc 4711", "`rankrun gc` does not know `4711`"),
         ("gc --dry-run=yes", "`--dry-run` takes no value, but has `yes`"),
         ("gc --json=1", "`--json` takes no value, but has `1`"),
     ] {
-        let error = told(line).unwrap_err();
-        assert!(error.contains(told_of) && error.contains("\nhint: "), "{line}: {error}");
+        let error = command_of(line).unwrap_err();
+        assert!(error.contains(message) && error.contains("\nhint: "), "{line}: {error}");
     }
 }
 
@@ -154,12 +156,12 @@ fn shim_arguments_are_accepted_in_any_order() {
     let shim = |command, python: Option<&str>| {
         Ok(Command::Shim(ShimRequest { command, python: python.map(OsString::from) }))
     };
-    assert_eq!(told("shim on"), shim(ShimCommand::On, None));
-    assert_eq!(told("shim off --python /a/python"), shim(ShimCommand::Off, Some("/a/python")));
-    assert_eq!(told("shim --python=/a/python on"), shim(ShimCommand::On, Some("/a/python")));
-    assert_eq!(told("shim --json status"), shim(ShimCommand::Status(OutputFormat::Json), None));
-    assert_eq!(told("shim status"), shim(ShimCommand::Status(OutputFormat::Text), None));
-    assert!(matches!(told("shim on --help"), Ok(Command::Print(_))));
+    assert_eq!(command_of("shim on"), shim(ShimCommand::On, None));
+    assert_eq!(command_of("shim off --python /a/python"), shim(ShimCommand::Off, Some("/a/python")));
+    assert_eq!(command_of("shim --python=/a/python on"), shim(ShimCommand::On, Some("/a/python")));
+    assert_eq!(command_of("shim --json status"), shim(ShimCommand::Status(OutputFormat::Json), None));
+    assert_eq!(command_of("shim status"), shim(ShimCommand::Status(OutputFormat::Text), None));
+    assert!(matches!(command_of("shim on --help"), Ok(Command::Print(_))));
 }
 
 #[test]
@@ -173,7 +175,7 @@ fn unknown_shim_argument_is_named() {
         ("shim on --python", "`--python` needs a value"),
         ("shim status --jason", "does not know `--jason`"),
     ] {
-        let error = told(line).unwrap_err();
+        let error = command_of(line).unwrap_err();
         assert!(error.contains(part) && error.contains("\nhint: "), "`{line}`: {error}");
     }
 }
@@ -186,7 +188,7 @@ fn help_for_unknown_word_suggests_topic() {
         ("help restrts", "did you mean `rankrun help restarts`?"),
         ("help statsu", "did you mean `rankrun help status`?"),
     ] {
-        let error = told(line).unwrap_err();
+        let error = command_of(line).unwrap_err();
         assert!(error.contains(hint), "`{line}`: {error}");
     }
 }

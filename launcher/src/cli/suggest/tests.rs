@@ -46,8 +46,8 @@ fn option_with_one_typo_is_found() {
         for slip in
             slips.into_iter().filter(|slip| options(CliFlavor::Rankrun).all(|row| row.long_name() != slip))
         {
-            let told = hint(&format!("--{slip}"));
-            assert!(told.contains(&format!("`--{}", row.long_name())), "--{slip}: {told}");
+            let hint = hint(&format!("--{slip}"));
+            assert!(hint.contains(&format!("`--{}", row.long_name())), "--{slip}: {hint}");
         }
     }
 }
@@ -116,7 +116,7 @@ fn misspelt_subcommand_gets_hint() {
     assert_eq!(answer_to_command("train"), None);
 }
 
-fn told(environment: &[(&str, &str)]) -> Vec<String> {
+fn warnings(environment: &[(&str, &str)]) -> Vec<String> {
     let facts = FakeWorld::new().elsewhere().facts(environment);
     tell_unknown_variables(&facts).iter().map(ToString::to_string).collect()
 }
@@ -134,7 +134,7 @@ fn unknown_variable_warning_gives_nearest_names() {
         ("RANKRUN_XYZZY", "`RANKRUN_XYZZY` has no effect: it is none of our `RANKRUN_*` variables"),
         ("PET_CATS", "`PET_CATS` has no effect: it is none of torchrun's `PET_*` variables"),
     ] {
-        let said = told(&[(name, "secret")]);
+        let said = warnings(&[(name, "secret")]);
         assert!(said.len() == 1 && said[0].contains(part), "{name}: {said:?}");
         assert!(!said[0].contains("secret"), "a value may be a password: {said:?}");
     }
@@ -146,9 +146,9 @@ fn known_and_empty_variables_give_no_warning() {
     let others = FOR_USERS.into_iter().chain(FOR_WORKERS).filter(|name| *name != DEVICE).map(str::to_owned);
     let tests = ["RANKRUN_TEST_PYTHON", "RANKRUN_SOAK", "RANKRUN", "PET", "XPET_A"].map(str::to_owned);
     for name in of_options.chain(others).chain(tests) {
-        assert_eq!(told(&[(&name, "1")]), [""; 0], "{name}");
+        assert_eq!(warnings(&[(&name, "1")]), [""; 0], "{name}");
     }
-    assert_eq!(told(&[("RANKRUN_DEVCES", ""), ("PET_CATS", "")]), [""; 0]);
+    assert_eq!(warnings(&[("RANKRUN_DEVCES", ""), ("PET_CATS", "")]), [""; 0]);
     let inside = FakeWorld::new().facts(&[(NESTING, "1:0=1"), (DEVICE, "cuda:0")]);
     assert_eq!(tell_unknown_variables(&inside), []);
     assert!(options(CliFlavor::Torchrun).any(|option| option.family() == Family::Pet));

@@ -269,11 +269,11 @@ pub fn explain(
         spec,
         facts,
         sources: &sources,
-        life: generation_context(spec),
+        context: generation_context(spec),
         attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
         run_id: request.run_id,
     };
-    let placements = placement::assign_ranks(&spec.worker_devices, &plan.life.round);
+    let placements = placement::assign_ranks(&spec.worker_devices, &plan.context.round);
     let ranks = placements.iter().map(|placement| plan.worker(placement)).collect::<Result<_, _>>()?;
     Ok(Explanation {
         version: VERSION,

@@ -25,7 +25,7 @@ pub(super) struct LaunchPlan<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) facts: &'a Facts,
     pub(super) sources: &'a SettingOrigins<'a>,
-    pub(super) life: GenerationContext,
+    pub(super) context: GenerationContext,
     pub(super) attempt: Option<Attempt>,
     pub(super) run_id: RunIdLife,
 }
@@ -36,9 +36,9 @@ impl LaunchPlan<'_> {
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = worker_command(self.spec, &self.life, placement, inherited, error_file.as_deref())
+        let command = worker_command(self.spec, &self.context, placement, inherited, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = worker_environment(self.spec, &self.life, placement, error_file.as_deref());
+        let variables = worker_environment(self.spec, &self.context, placement, error_file.as_deref());
         let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };

@@ -118,7 +118,7 @@ impl<M: Machine> World<'_, M> {
     }
 
     fn probe_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
-        let age = self.oracle.life.began.map_or(Duration::ZERO, |began| self.now - began);
+        let age = self.oracle.current.began.map_or(Duration::ZERO, |began| self.now - began);
         let has_joined =
             |rank: LocalRank| self.setup.joins[rank.0 as usize].is_some_and(|at| millis(at) <= age);
         let asked = self
@@ -152,7 +152,7 @@ impl<M: Machine> World<'_, M> {
                 failed: first_missing,
                 error: launcher_error(),
             });
-            self.oracle.life.start_pending = true;
+            self.oracle.current.start_pending = true;
         }
     }
 }

@@ -20,7 +20,7 @@ const ROUNDING: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct Record {
     /// Time from the start of each to its first failure or stop, and whether a restart followed.
-    lives: Vec<(Duration, bool)>,
+    ages: Vec<(Duration, bool)>,
     /// Time from the start of each to its last reap, and whether a restart followed.
     spans: Vec<(Duration, bool)>,
     /// Result of each check of the folder that succeeded.
@@ -47,9 +47,9 @@ pub(super) enum EndReason {
 
 impl Record {
     /// All workers start again, by a restart or because of other nodes.
-    pub(super) fn record_restart(&mut self, life: &GenerationRecord, now: Instant, counts: bool) {
-        self.lives.push((life.age(), counts));
-        self.spans.push((life.span(now), counts));
+    pub(super) fn record_restart(&mut self, current: &GenerationRecord, now: Instant, counts: bool) {
+        self.ages.push((current.age(), counts));
+        self.spans.push((current.span(now), counts));
     }
 
     pub(super) fn record_files(&mut self, files: Option<u32>) {
@@ -59,19 +59,18 @@ impl Record {
     /// The restarts since the last generation that was healthy for long enough, or since the first
     /// generation.
     fn used(&self, policy: &Policy, age: Duration) -> usize {
-        let lives = self.lives.iter().map(|(life, _)| *life).chain([age]);
-        let is_healthy = |life: Duration| policy.reset_after.is_some_and(|enough| life >= millis(enough));
-        lives
-            .enumerate()
-            .filter(|(_, life)| is_healthy(*life))
+        let ages = self.ages.iter().map(|(earlier, _)| *earlier).chain([age]);
+        let is_healthy = |age: Duration| policy.reset_after.is_some_and(|enough| age >= millis(enough));
+        ages.enumerate()
+            .filter(|(_, age)| is_healthy(*age))
             .last()
-            .map_or(&self.lives[..], |(at, _)| &self.lives[at..])
+            .map_or(&self.ages[..], |(at, _)| &self.ages[at..])
             .iter()
             .filter(|(_, counts)| *counts)
             .count()
     }
 
-    /// True if one more restart is within the budget, after a life of this `age` and `span`. Time without
+    /// True if one more restart is within the budget, after a generation of this `age` and `span`. Time without
     /// workers is not part of a window.
     fn allows(&self, (policy, most): (&Policy, u32), (age, span): (Duration, Duration)) -> bool {
         let before = match policy.window {
@@ -132,16 +131,16 @@ impl Turn<'_> {
         if policy.progress.is_some_and(|most| oracle.record.probes_without_progress() >= most) {
             return Some(ExpectedStep::End(EndReason::NoProgress));
         }
-        let (base, age) = (self.decided_at(), oracle.life.age());
+        let (base, age) = (self.decided_at(), oracle.current.age());
         let wait =
             policy.wait.map(|wait| wait.delay_range(oracle.record.used(policy, age))).unwrap_or_default();
         let held = self.held_until().unwrap_or(base);
         // Another invariant checks that it does not come before `held`.
         let (from, by) = (base + wait.0, (base + wait.1).max(held));
-        let lived = (age, oracle.life.span(self.now));
+        let lived = (age, oracle.current.span(self.now));
         Some(match oracle.record.allows((policy, oracle.setup.max_restarts), lived) {
             false => ExpectedStep::End(EndReason::Budget),
-            true if oracle.life.is_without_devices => ExpectedStep::End(EndReason::Devices),
+            true if oracle.current.is_without_devices => ExpectedStep::End(EndReason::Devices),
             true => ExpectedStep::Restart { from, by },
         })
     }
@@ -151,16 +150,16 @@ impl Turn<'_> {
     pub(super) fn held_until(&self) -> Option<Instant> {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
         let (_, own) = blamed(self)?;
-        let codes = self.oracle.life.exits_since_cause().iter().filter(|end| is_code(end.exit)).count();
+        let codes = self.oracle.current.exits_since_cause().iter().filter(|end| is_code(end.exit)).count();
         let is_held = own.is_some_and(is_code) && codes > 1;
-        self.oracle.life.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
+        self.oracle.current.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
     }
 
     /// When everything was known that the restart depends on; `now` while a part is open.
     fn decided_at(&self) -> Instant {
-        let life = &self.oracle.life;
-        let known = life.swept_at.filter(|_| self.oracle.open_question.is_none());
-        known.map_or(self.now, |swept| life.last_answer.map_or(swept, |(_, answered)| answered.max(swept)))
+        let current = &self.oracle.current;
+        let known = current.swept_at.filter(|_| self.oracle.open_question.is_none());
+        known.map_or(self.now, |swept| current.last_answer.map_or(swept, |(_, answered)| answered.max(swept)))
     }
 
     /// Whether a restart may come too late for the time limit, and whether it certainly does.
@@ -178,20 +177,21 @@ fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
         Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
         _ => None,
     });
-    let end = said.or(turn.oracle.life.group_failed)?;
+    let end = said.or(turn.oracle.current.group_failed)?;
     let is_own = matches!(turn.cause(), Some(Cause::Failed(_))) && !is_exit_by_our_stop(turn, &end);
     Some((end.local_rank, is_own.then_some(end.exit)))
 }
 
 /// The worker ended after all were told to stop, so the stop may be the reason.
 fn is_exit_by_our_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
-    let life = &turn.oracle.life;
-    let at = life.ends.iter().position(|other| other == end);
-    let is_later = life.is_lost_peer || at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
-    let is_told = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
-    let may_be_told =
-        life.asked_at.is_some() && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
-    is_later && (is_told || may_be_told)
+    let current = &turn.oracle.current;
+    let at = current.ends.iter().position(|other| other == end);
+    let is_later =
+        current.is_lost_peer || at.is_none_or(|at| at > current.ends_before && at >= current.ends_decided);
+    let is_by_us = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
+    let may_be_by_us =
+        current.asked_at.is_some() && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
+    is_later && (is_by_us || may_be_by_us)
 }
 
 impl GenerationRecord {
@@ -212,8 +212,9 @@ impl GenerationRecord {
 /// A restart is within the budget and comes in its time.
 pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
     let (oracle, policy) = (turn.oracle, &turn.oracle.setup.policy);
-    let is_within =
-        oracle.record.allows((policy, oracle.setup.max_restarts), (oracle.life.age(), oracle.life.span(at)));
+    let is_within = oracle
+        .record
+        .allows((policy, oracle.setup.max_restarts), (oracle.current.age(), oracle.current.span(at)));
     require(is_within, || format!("a restart beyond the budget: {:?}", oracle.record))?;
     let Some(ExpectedStep::Restart { from, by }) = turn.due_decision() else { return Ok(()) };
     require(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;

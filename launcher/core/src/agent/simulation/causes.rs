@@ -20,8 +20,8 @@ const SAME_MOMENT: Duration = Duration::from_millis(500);
 /// evidence.
 pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     let cause = turn.cause();
-    let mut released = turn.oracle.life.released;
-    let mut blamed = turn.oracle.life.group_failed;
+    let mut released = turn.oracle.current.released;
+    let mut blamed = turn.oracle.current.group_failed;
     for action in turn.actions {
         match action {
             Action::ReleaseExternalWorker { reason, failed } => {
@@ -70,14 +70,16 @@ fn is_released_by(reason: StopReason, failed: Option<WorkerEnd>, cause: Option<C
 /// The report at the end is of the kind that came first.
 fn is_cause_reported(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
     let kind = failure.map(|failure| failure.kind);
-    let is_told = matches!(
+    let is_of_its_kind = matches!(
         (cause, kind),
         (Some(Cause::Failed(_)), Some(FailureKind::Ended | FailureKind::EndedByStop))
             | (Some(Cause::Stuck(_)), Some(FailureKind::Stuck { .. }))
             | (Some(Cause::NotJoined(_)), Some(FailureKind::NotJoined { .. }))
             | (Some(Cause::Stop(_)) | None, None)
     );
-    require(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {kind:?}"))?;
+    require(is_of_its_kind, || {
+        format!("{cause:?} was first, and a failure of this kind is reported: {kind:?}")
+    })?;
     let seen_before =
         |failure: &Failure| matches!(failure.kind, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. });
     let Some(failure) = failure.filter(|failure| !seen_before(failure)) else { return Ok(()) };
@@ -116,7 +118,7 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
 
 /// True if there is evidence to blame it instead of the exit that was seen first.
 fn is_evident(oracle: &Oracle, blamed: &WorkerEnd, first: LocalRank) -> bool {
-    let ends = oracle.life.exits_since_cause();
+    let ends = oracle.current.exits_since_cause();
     let Some(seen_first) = ends.first() else { return false };
     let is_lost = |end: &WorkerEnd| {
         end.error_file_info.is_some_and(|it| it.lost_peer == Some(LostPeer::Here(blamed.local_rank)))

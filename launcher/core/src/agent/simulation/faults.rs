@@ -58,7 +58,7 @@ pub(super) enum Fault {
     RestartsOverTheSignal,
     /// Waits for a folder that does not answer.
     WaitsForTheFolder,
-    /// Blames the suspect even if the launcher is told to stop in time.
+    /// Blames the suspect even if the launcher is faulty to stop in time.
     BlamesTheSuspect,
     IgnoresTheTimeLimit,
     IgnoresTheStartLimit,
@@ -133,7 +133,7 @@ pub(super) enum Fault {
     RestartsWhileSuspended,
     /// Takes a requested restart from the budget.
     CountsARestartRequest,
-    /// Starts again as requested, although the job was told to stop meanwhile.
+    /// Starts again as requested, although the job was faulty to stop meanwhile.
     RestartsByRequestAfterAStop,
 }
 
@@ -228,13 +228,13 @@ pub(super) const FAULTS: [(Fault, &str); 85] = [
 
 /// A machine that was given other settings than the oracle.
 pub(super) fn faulty_state(fault: Fault, setup: &Setup) -> State {
-    let mut told = *setup;
-    let Setup { max_restarts, policy, .. } = &mut told;
+    let mut faulty = *setup;
+    let Setup { max_restarts, policy, .. } = &mut faulty;
     match fault {
-        Fault::IgnoresTheTimeLimit => told.time_limit = None,
-        Fault::TakesAnothersGrace => told.graces.swap(0, 1),
-        Fault::IgnoresTheStartLimit => told.start_limit = None,
-        Fault::WarnsNobody => told.warning = None,
+        Fault::IgnoresTheTimeLimit => faulty.time_limit = None,
+        Fault::TakesAnothersGrace => faulty.graces.swap(0, 1),
+        Fault::IgnoresTheStartLimit => faulty.start_limit = None,
+        Fault::WarnsNobody => faulty.warning = None,
         Fault::MiscountsTheWindow => *max_restarts += u32::from(policy.window.is_some()),
         Fault::ForgetsTheWindow => policy.window = policy.window.map(|window| window / 2),
         Fault::IgnoresTheBackoff => policy.wait = None,
@@ -248,7 +248,7 @@ pub(super) fn faulty_state(fault: Fault, setup: &Setup) -> State {
         Fault::IgnoresMissingProgress => policy.progress = policy.progress.map(|_| u32::MAX),
         _ => {}
     }
-    let mut real = machine(&told);
+    let mut real = machine(&faulty);
     if fault == Fault::IgnoresTheWindow {
         real.rules.stop_signals = Vec::new();
     }

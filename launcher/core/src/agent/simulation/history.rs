@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// One life of a job: its settings and events.
+/// One history of a job: its settings and events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct History {
     pub(super) setup: Setup,

@@ -269,13 +269,13 @@ impl Turn<'_> {
 
     fn sweeps(&self, actions: &[Action]) -> bool {
         let is_it = |action: &Action| matches!(action, Action::KillLeftovers { generation } if *generation == self.oracle.generation);
-        self.oracle.life.swept_at.is_some() || actions.iter().any(is_it)
+        self.oracle.current.swept_at.is_some() || actions.iter().any(is_it)
     }
 
     /// Why the generation ends, as the machine was told or has just found out.
     pub(super) fn cause(&self) -> Option<Cause> {
-        let found = || self.actions.iter().find_map(|action| self.oracle.life.cause_in_action(action));
-        self.oracle.life.cause.or_else(found)
+        let found = || self.actions.iter().find_map(|action| self.oracle.current.cause_in_action(action));
+        self.oracle.current.cause.or_else(found)
     }
 
     pub(super) fn given_up(&self) -> &[LocalRank] {
@@ -283,7 +283,7 @@ impl Turn<'_> {
             Action::Emit(JobEvent::CannotEnd { local_ranks }) => Some(local_ranks),
             _ => None,
         });
-        said.unwrap_or(&self.oracle.life.given_up)
+        said.unwrap_or(&self.oracle.current.given_up)
     }
 }
 
@@ -321,22 +321,24 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
         ours().find(|process| !process.is_known() && !turn.given_up().contains(&process.local_rank));
     require(forgotten.is_none(), || format!("the job ends, and no report has the end of {forgotten:?}"))?;
     let Some(failure) = &end.failure else { return Ok(()) };
-    let told = [&failure.first].into_iter().chain(failure.following_ends.iter().map(|other| &other.end));
-    let mut told: Vec<LocalRank> = told.map(|end| end.local_rank).collect();
+    let reported = [&failure.first].into_iter().chain(failure.following_ends.iter().map(|other| &other.end));
+    let mut reported: Vec<LocalRank> = reported.map(|end| end.local_rank).collect();
     let mut seen: Vec<LocalRank> =
-        turn.oracle.life.exits_since_cause().iter().map(|end| end.local_rank).collect();
+        turn.oracle.current.exits_since_cause().iter().map(|end| end.local_rank).collect();
     if let Some(Cause::Stuck(local_rank) | Cause::NotJoined(local_rank)) = turn.cause()
         && !seen.contains(&local_rank)
     {
         seen.push(local_rank);
     }
-    told.sort_unstable();
+    reported.sort_unstable();
     seen.sort_unstable();
-    require(told == seen, || format!("the ends of {seen:?} were seen, those of {told:?} are told"))
+    require(reported == seen, || {
+        format!("the ends of {seen:?} were seen, those of {reported:?} are reported")
+    })
 }
 
 fn invariant_4(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.oracle.life;
+    let current = &turn.oracle.current;
     if turn.oracle.finished || turn.oracle.starts == 0 {
         return Ok(());
     }
@@ -344,13 +346,13 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
         let is_it = |action: &Action| matches!(action, Action::Signal { signal, .. } if wanted(*signal));
         turn.actions.iter().any(is_it).then_some(turn.now)
     };
-    let asked_at = life.asked_at.or_else(|| sent(|_| true));
-    let killed_at = life.killed_at.or_else(|| sent(|signal| signal == Signal::SIGKILL));
+    let asked_at = current.asked_at.or_else(|| sent(|_| true));
+    let killed_at = current.killed_at.or_else(|| sent(|signal| signal == Signal::SIGKILL));
     require(turn.cause().is_some() || asked_at.is_none(), || "a stop without a cause".to_owned())?;
 
     let stays = || turn.workers().filter(|process| !process.is_known());
     let grace = turn.cause().map_or(Duration::ZERO, |cause| turn.setup.grace_of(cause));
-    let kill_by = life.kill_by.or(asked_at.map(|asked| asked + grace));
+    let kill_by = current.kill_by.or(asked_at.map(|asked| asked + grace));
     if let Some(kill_by) = kill_by
         && let Some(spared) =
             stays().find(|process| process.is_alive() && !turn.is_sent(process, Signal::SIGKILL))
@@ -379,7 +381,7 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
             format!("the stop has no deadline, or a late one: {:?}", turn.deadline.map(|at| at - turn.now))
         })?;
     }
-    let last_is_reaped = turn.cause().is_some() && !life.start_pending && stays().next().is_none();
+    let last_is_reaped = turn.cause().is_some() && !current.start_pending && stays().next().is_none();
     // Another invariant checks that a start does not come too early.
     let ends = turn.sweeps(turn.actions) || turn.goes_on();
     require(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
@@ -400,8 +402,8 @@ fn invariant_6(turn: &Turn<'_>) -> Verdict {
 /// Also no restart where a rule forbids it, or without progress.
 fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let (starts, restarts) = (turn.goes_on(), turn.restarts());
-    let told = turn.oracle.stop_signal;
-    require(told.is_none() || !starts, || format!("a start after {told:?}"))?;
+    let stop_signal = turn.oracle.stop_signal;
+    require(stop_signal.is_none() || !starts, || format!("a start after {stop_signal:?}"))?;
     let is_late = turn.oracle.time_limit_at().is_some_and(|end| end <= turn.now);
     require(!is_late || !starts, || "a start after the time limit".to_owned())?;
     let is_over = turn.oracle.peers.over.is_some();
@@ -409,7 +411,7 @@ fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let due = if restarts { turn.due_decision() } else { None };
     let is_forbidden = matches!(due, Some(ExpectedStep::End(why)) if why != EndReason::Budget);
     require(!is_forbidden, || format!("a start where {due:?}"))?;
-    let has_looked = matches!(turn.oracle.life.last_answer, Some((Question::Progress, _)));
+    let has_looked = matches!(turn.oracle.current.last_answer, Some((Question::Progress, _)));
     let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;
     require(!is_unasked, || "a restart without a look for progress".to_owned())?;
     let is_closed = turn.oracle.has_exited;
@@ -431,16 +433,17 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
     if turn.oracle.finished {
         return shutdown_is_cut_short(turn, *again);
     }
-    let told = match (signal, turn.setup.interrupt) {
+    let expected = match (signal, turn.setup.interrupt) {
         _ if *again => Signal::SIGKILL,
         (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
         _ => *signal,
     };
     let unanswered = turn.workers().find(|process| {
-        process.is_alive() && !turn.is_sent(process, told) && !turn.is_sent(process, Signal::SIGKILL)
+        process.is_alive() && !turn.is_sent(process, expected) && !turn.is_sent(process, Signal::SIGKILL)
     });
-    require(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
-    let somebody_stays = turn.oracle.life.start_pending || turn.workers().any(|process| !process.is_known());
+    require(unanswered.is_none(), || format!("{expected} does not reach {unanswered:?}"))?;
+    let somebody_stays =
+        turn.oracle.current.start_pending || turn.workers().any(|process| !process.is_known());
     require(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
 }
 

@@ -11,14 +11,14 @@ use super::setup::{WARNING, millis};
 use crate::agent::message::{Action, Input};
 use crate::job_event::JobEvent;
 
-/// Nothing is done or said about such an exit, until the launcher is told to stop or the window is over.
+/// Nothing is done or said about such an exit, until the launcher is reported to stop or the window is over.
 pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.oracle.life;
+    let current = &turn.oracle.current;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
     require(held_until.is_none() || !turn.restarts(), || {
         format!("a signal to the whole group may come until {held_until:?}, and all start again")
     })?;
-    let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.oracle.finished) else {
+    let Some(suspect) = current.suspect.filter(|_| current.cause.is_none() && !turn.oracle.finished) else {
         return Ok(());
     };
     let until = suspect.at + WINDOW;
@@ -86,7 +86,7 @@ fn time_limit_is_enforced(turn: &Turn<'_>) -> Verdict {
         return Ok(());
     }
     let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
-    let is_stopped = turn.oracle.life.asked_at.is_some() || turn.actions.iter().any(tells);
+    let is_stopped = turn.oracle.current.asked_at.is_some() || turn.actions.iter().any(tells);
     let is_waited_for = turn.workers().any(|process| !process.is_known());
     require(is_stopped && (is_waited_for || turn.finish().is_some()), || {
         "the time limit is over, and the job goes on".to_owned()
@@ -109,8 +109,8 @@ fn warning_is_sent(turn: &Turn<'_>) -> Verdict {
         return require(unwarned.is_none(), || format!("not warned: {unwarned:?}"));
     }
     // A worker that starts when the warning is due or later gets none.
-    let was_there = oracle.starts == 1 || oracle.life.began.is_some_and(|began| began < warned_at);
-    let runs = turn.cause().is_none() && oracle.life.settled_at.is_none();
+    let was_there = oracle.starts == 1 || oracle.current.began.is_some_and(|began| began < warned_at);
+    let runs = turn.cause().is_none() && oracle.current.settled_at.is_none();
     let is_undisturbed = runs && oracle.time_limit_at().is_some_and(|end| turn.now < end);
     let is_due = was_there && is_undisturbed && turn.now > oracle.action_late_from(warned_at);
     require(!is_due || oracle.warnings > 0, || "the warning is overdue".to_owned())
@@ -126,27 +126,27 @@ fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
 }
 
 fn start_timeout_is_enforced(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.oracle.life;
+    let current = &turn.oracle.current;
     let looks = turn.actions.iter().filter(|action| matches!(action, Action::ProbeJoined { .. })).count();
     let Some(join_by) =
-        life.joins_from.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
+        current.joins_from.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
     else {
         return require(looks == 0, || "there is no start limit".to_owned());
     };
     if looks > 0 {
-        require(looks == 1 && life.join_probes == 0, || "one look is enough".to_owned())?;
+        require(looks == 1 && current.join_probes == 0, || "one look is enough".to_owned())?;
         return require(turn.now >= join_by, || format!("{:?} too early", join_by - turn.now));
     }
-    let runs = turn.cause().is_none() && life.settled_at.is_none();
-    let is_running = runs && life.suspect.is_none() && turn.finish().is_none();
+    let runs = turn.cause().is_none() && current.settled_at.is_none();
+    let is_running = runs && current.suspect.is_none() && turn.finish().is_none();
     let is_due = is_running && turn.now > turn.oracle.action_late_from(join_by);
-    require(!is_due || life.join_probes > 0, || "no look at the joined workers".to_owned())
+    require(!is_due || current.join_probes > 0, || "no look at the joined workers".to_owned())
 }
 
 /// A missing worker counts as failed, unless it has ended otherwise.
 fn missing_worker_has_failed(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.oracle.life;
-    let is_running = life.cause.is_none() && life.suspect.is_none();
+    let current = &turn.oracle.current;
+    let is_running = current.cause.is_none() && current.suspect.is_none();
     let missing: Vec<LocalRank> = match turn.input {
         Some(Input::JoinedProbed { missing, .. }) if is_running && !turn.is_stale => {
             let is_there = |rank: LocalRank| turn.workers().any(|it| it.local_rank == rank && !it.is_known());
@@ -154,15 +154,15 @@ fn missing_worker_has_failed(turn: &Turn<'_>) -> Verdict {
         }
         _ => Vec::new(),
     };
-    let told = turn.actions.iter().find_map(|action| match action {
+    let reported = turn.actions.iter().find_map(|action| match action {
         Action::Emit(JobEvent::NotJoined { missing, .. }) => Some(missing.as_slice()),
         _ => None,
     });
-    require(told.unwrap_or_default() == missing, || {
-        format!("{missing:?} have not joined, and it says {told:?}")
+    require(reported.unwrap_or_default() == missing, || {
+        format!("{missing:?} have not joined, and it says {reported:?}")
     })?;
-    let is_told = |action: &Action| matches!(action, Action::Signal { signal: Signal::SIGTERM, .. });
-    require(missing.is_empty() || turn.actions.iter().any(is_told), || {
+    let is_stop_signal = |action: &Action| matches!(action, Action::Signal { signal: Signal::SIGTERM, .. });
+    require(missing.is_empty() || turn.actions.iter().any(is_stop_signal), || {
         "no worker gets a stop signal".to_owned()
     })?;
     let is_named = matches!(turn.cause(), Some(Cause::NotJoined(first)) if missing.first() == Some(&first));
@@ -176,7 +176,7 @@ pub(super) fn ranks_are_collected_before_the_stop(turn: &Turn<'_>) -> Verdict {
     let is_collected = |action: &Action| matches!(action, Action::CollectRanks { .. });
     let Some(at) = turn.actions.iter().position(is_collected) else { return Ok(()) };
     let is_signal = |action: &Action| matches!(action, Action::Signal { .. });
-    let is_early = turn.oracle.life.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
-    require(is_early, || "the ranks are collected when they were told to stop".to_owned())?;
+    let is_early = turn.oracle.current.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
+    require(is_early, || "the ranks are collected when they were reported to stop".to_owned())?;
     require(!turn.actions[at + 1..].iter().any(is_collected), || "the ranks are collected twice".to_owned())
 }

@@ -66,7 +66,7 @@ impl Process {
 
     /// True if it died of a signal that we sent.
     pub(super) fn is_ended_by_us(&self, exit: Exit) -> bool {
-        matches!(exit, Exit::Signal { number, .. } if self.signals.iter().any(|told| *told as i32 == number))
+        matches!(exit, Exit::Signal { number, .. } if self.signals.iter().any(|signal| *signal as i32 == number))
     }
 
     fn end(&mut self, exit: Exit, wrote: ErrorFileContent) -> EndedWorker {

@@ -59,7 +59,7 @@ pub(super) struct Oracle {
     pub(super) is_reported: bool,
     pub(super) record: Record,
     pub(super) peers: PeerOracle,
-    pub(super) life: GenerationRecord,
+    pub(super) current: GenerationRecord,
 }
 
 /// The answer that the machine waits for when no worker runs.
@@ -181,7 +181,7 @@ impl Oracle {
             is_reported: false,
             record: Record::default(),
             peers: PeerOracle::default(),
-            life: GenerationRecord::default(),
+            current: GenerationRecord::default(),
         }
     }
 
@@ -231,27 +231,28 @@ impl Oracle {
         match input {
             Input::Ready => self.ready = true,
             Input::StartFailed { .. } => {
-                self.life.start_pending = false;
-                self.life.set_cause(Cause::Stop(StopReason::NotStarted), now);
+                self.current.start_pending = false;
+                self.current.set_cause(Cause::Stop(StopReason::NotStarted), now);
             }
             Input::Exited { end, .. } => {
                 node.mark_known(end.pid);
-                if self.life.swept_at.is_some() {
+                if self.current.swept_at.is_some() {
                     // The external worker's exit comes too late to be a cause.
                     return;
                 }
                 if self.ends_as_lost(end, node) {
-                    (self.life.cause, self.life.is_lost_peer) = (Some(Cause::Failed(end.local_rank)), true);
-                    self.life.ends_before = self.life.ends.len();
-                    self.life.ends_decided = self.life.ends.len();
+                    (self.current.cause, self.current.is_lost_peer) =
+                        (Some(Cause::Failed(end.local_rank)), true);
+                    self.current.ends_before = self.current.ends.len();
+                    self.current.ends_decided = self.current.ends.len();
                 }
-                let is_free = self.life.cause.is_none() && self.life.suspect.is_none();
-                if is_free && self.life.warned_at.is_some() && self.setup.is_exit_by_warning(end.exit) {
-                    self.life.set_cause(Cause::Stop(StopReason::TimeLimit), now);
+                let is_free = self.current.cause.is_none() && self.current.suspect.is_none();
+                if is_free && self.current.warned_at.is_some() && self.setup.is_exit_by_warning(end.exit) {
+                    self.current.set_cause(Cause::Stop(StopReason::TimeLimit), now);
                 } else if !end.exit.is_success() {
-                    self.life.record_failure(end, self.setup.may_be_group_signal(end.exit), now);
+                    self.current.record_failure(end, self.setup.may_be_group_signal(end.exit), now);
                 }
-                self.life.ends.push(*end);
+                self.current.ends.push(*end);
             }
             Input::SuspendRequested => self.record_suspension(now),
             Input::ResumeRequested => self.record_resumption(now),
@@ -259,12 +260,12 @@ impl Oracle {
             Input::RestartRequested => self.record_restart_request(node, now),
             Input::DevicesProbed { report: checkup, .. } if self.record_answer(Question::Devices, now) => {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
-                self.life.is_without_devices = refuses && !checkup.dead.is_empty();
+                self.current.is_without_devices = refuses && !checkup.dead.is_empty();
             }
             Input::DevicesReassigned { result: assignment, .. }
                 if self.record_answer(Question::NewDevices, now) =>
             {
-                self.life.is_without_devices = assignment.is_err();
+                self.current.is_without_devices = assignment.is_err();
             }
             Input::ProgressProbed { .. } if self.record_answer(Question::Progress, now) => self.saw_files(),
             Input::DeadlinePassed if self.question_expires_at().is_some_and(|end| end <= now) => {
@@ -295,7 +296,7 @@ impl Oracle {
         if let Some(asked_at) = &mut self.asked_at {
             *asked_at += lasted;
         }
-        self.life.was_halted(lasted);
+        self.current.was_halted(lasted);
     }
 
     fn record_stop_request(&mut self, signal: Signal, now: Instant) {
@@ -303,24 +304,24 @@ impl Oracle {
             return;
         }
         self.stop_signal.get_or_insert(signal);
-        self.life.stop_requested_at.get_or_insert(now);
+        self.current.stop_requested_at.get_or_insert(now);
         // The stop never extends a running grace period.
         let stop = Cause::Stop(StopReason::Signal(signal));
         let kill_by = now + self.setup.grace_of(stop);
-        self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
+        self.current.kill_by = self.current.kill_by.map(|before| before.min(kill_by));
         if self.starts > 0 {
-            self.life.set_cause(stop, now);
+            self.current.set_cause(stop, now);
         }
     }
 
     /// A request counts while workers run that no event has suspended, ended, or may have ended.
     fn record_restart_request(&mut self, node: &Node, now: Instant) {
         let runs = node.launched_workers(self.generation).any(|process| !process.is_known());
-        let is_free = self.life.suspect.is_none() && self.life.swept_at.is_none();
+        let is_free = self.current.suspect.is_none() && self.current.swept_at.is_none();
         let goes_on = self.suspended_at.is_none();
-        let may_run = goes_on && (runs || self.life.start_pending || self.setup.external_worker.is_some());
+        let may_run = goes_on && (runs || self.current.start_pending || self.setup.external_worker.is_some());
         if self.starts > 0 && !self.setup.others && may_run && is_free && self.stop_signal.is_none() {
-            self.life.set_cause(Cause::Stop(StopReason::RestartRequest), now);
+            self.current.set_cause(Cause::Stop(StopReason::RestartRequest), now);
         }
     }
 
@@ -328,7 +329,7 @@ impl Oracle {
     pub(super) fn record_answer(&mut self, question: Question, now: Instant) -> bool {
         let is_it = self.open_question == Some(question);
         if is_it {
-            (self.open_question, self.life.last_answer) = (None, Some((question, now)));
+            (self.open_question, self.current.last_answer) = (None, Some((question, now)));
         }
         is_it
     }
@@ -339,33 +340,31 @@ impl Oracle {
             Action::Start { generation, .. } => {
                 self.starts += 1;
                 self.generation = *generation;
-                self.life = GenerationRecord {
-                    began: Some(now),
-                    joins_from: Some(now),
-                    ..GenerationRecord::default()
-                };
+                self.current = GenerationRecord::new(now);
                 self.began.get_or_insert(now);
             }
             Action::Signal { signal, .. } => {
-                self.life.asked_at.get_or_insert(now);
+                self.current.asked_at.get_or_insert(now);
                 if *signal == Signal::SIGKILL {
-                    self.life.killed_at.get_or_insert(now);
+                    self.current.killed_at.get_or_insert(now);
                 }
             }
-            Action::ReleaseExternalWorker { reason, .. } => self.life.released = Some(*reason),
-            Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
+            Action::ReleaseExternalWorker { reason, .. } => self.current.released = Some(*reason),
+            Action::KillLeftovers { .. } => self.current.swept_at = Some(now),
             Action::ProbeProgress { .. } => {
                 (self.open_question, self.asked_at) = (Some(Question::Progress), Some(now))
             }
             Action::ProbeDevices { .. } => self.open_question = Some(Question::Devices),
             Action::ReassignDevices { .. } => self.open_question = Some(Question::NewDevices),
-            Action::ProbeJoined { .. } => self.life.join_probes += 1,
+            Action::ProbeJoined { .. } => self.current.join_probes += 1,
             Action::Emit(JobEvent::TimeIsShort { .. }) => {
                 self.warnings += 1;
-                self.life.warned_at = Some(now);
+                self.current.warned_at = Some(now);
             }
-            Action::Emit(JobEvent::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
-            Action::Emit(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
+            Action::Emit(JobEvent::GroupFailed { cause }) => self.current.group_failed = Some(*cause),
+            Action::Emit(JobEvent::CannotEnd { local_ranks }) => {
+                self.current.given_up.clone_from(local_ranks)
+            }
             Action::Emit(JobEvent::DevicesReassigned { workers }) => self.next_workers = workers.get(),
             Action::Finish(_) => self.finished = true,
             Action::Exit { .. } => self.has_exited = true,
@@ -379,28 +378,28 @@ impl Oracle {
             | Action::Resume { .. }
             | Action::KillSuspended => {}
             Action::Join { .. } => self.peers.is_joining = true,
-            Action::TellFailure { .. } => self.life.is_failure_reported = true,
+            Action::TellFailure { .. } => self.current.is_failure_reported = true,
             Action::FindLostNode => {
                 (self.open_question, self.asked_at) = (Some(Question::LostNode), Some(now))
             }
             Action::TellSuccess => {
-                self.life.settled_at = Some(now);
-                self.life.ended.get_or_insert(now);
+                self.current.settled_at = Some(now);
+                self.current.ended.get_or_insert(now);
             }
             Action::TellStop { .. }
             | Action::ForwardSignal { .. }
             | Action::ProbeDState { .. }
             | Action::CollectRanks { .. } => {}
         }
-        if let Some(cause) = self.life.cause_in_action(action) {
-            self.life.set_cause(cause, now);
+        if let Some(cause) = self.current.cause_in_action(action) {
+            self.current.set_cause(cause, now);
         }
     }
 
     /// Records a join of the next round: whether it is a restart of this node, and whether it counts.
     pub(super) fn record_join(&mut self, (is_own, counts): (bool, bool), now: Instant) {
         if self.starts > 0 {
-            self.record.record_restart(&self.life, now, counts);
+            self.record.record_restart(&self.current, now, counts);
             self.peers.restarts += u32::from(is_own);
         }
     }
@@ -408,19 +407,23 @@ impl Oracle {
     /// Records the end of a turn, after all its actions.
     pub(super) fn close_turn(&mut self) {
         self.resumes = false;
-        let life = &mut self.life;
-        if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
+        let current = &mut self.current;
+        if let (Some(asked_at), Some(cause), None) = (current.asked_at, current.cause, current.kill_by) {
             let by_cause = asked_at + self.setup.grace_of(cause);
             // A signal may come before the siblings of a failed worker are told to stop.
-            let by_request = life.stop_requested_at.zip(self.stop_signal).map(|(requested_at, signal)| {
+            let by_request = current.stop_requested_at.zip(self.stop_signal).map(|(requested_at, signal)| {
                 requested_at + self.setup.grace_of(Cause::Stop(StopReason::Signal(signal)))
             });
-            life.kill_by = life.cut_off.into_iter().chain(by_request).chain([by_cause]).min();
+            current.kill_by = current.cut_off.into_iter().chain(by_request).chain([by_cause]).min();
         }
     }
 }
 
 impl GenerationRecord {
+    fn new(began: Instant) -> Self {
+        Self { began: Some(began), joins_from: Some(began), ..Self::default() }
+    }
+
     fn record_failure(&mut self, end: &WorkerEnd, may_hit_launcher: bool, now: Instant) {
         if self.cause.is_some() || self.suspect.is_some() {
             return;

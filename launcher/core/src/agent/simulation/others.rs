@@ -245,32 +245,32 @@ impl Oracle {
                 (self.peers.is_joining, self.peers.round) = (false, Some(round.number));
             }
             // A node that is done has no worker left to kill.
-            Input::Changed(MembershipChange::CutOff { .. }) if self.life.settled_at.is_some() => {}
+            Input::Changed(MembershipChange::CutOff { .. }) if self.current.settled_at.is_some() => {}
             Input::Changed(change) if is_in_a_round => {
                 if let MembershipChange::CutOff { kill_by } = change {
-                    self.life.cut_off =
-                        Some(self.life.cut_off.map_or(*kill_by, |before| before.min(*kill_by)));
-                    self.life.kill_by = self.life.kill_by.map(|before| before.min(*kill_by));
+                    self.current.cut_off =
+                        Some(self.current.cut_off.map_or(*kill_by, |before| before.min(*kill_by)));
+                    self.current.kill_by = self.current.kill_by.map(|before| before.min(*kill_by));
                 }
                 // Once the cause is known, it stays.
-                let is_open = self.life.last_answer.is_none();
+                let is_open = self.current.last_answer.is_none();
                 match change {
-                    MembershipChange::Failed(failed) if is_open => self.life.peer_failed(failed),
+                    MembershipChange::Failed(failed) if is_open => self.current.peer_failed(failed),
                     MembershipChange::Lost(LostNode { role: LossRole::FirstFailure, .. }) if is_open => {
-                        self.life.peer = Some(PeerFailure::NodeLost);
+                        self.current.peer = Some(PeerFailure::NodeLost);
                     }
                     _ => {}
                 }
-                self.life.set_cause(Cause::Stop(StopReason::Membership), now);
+                self.current.set_cause(Cause::Stop(StopReason::Membership), now);
             }
             Input::LostNodeFound(node) if self.record_answer(Question::LostNode, now) => {
-                self.life.is_blamed_elsewhere |= node.is_some();
+                self.current.is_blamed_elsewhere |= node.is_some();
             }
             Input::AllSucceeded => self.peers.all_succeeded = true,
             Input::Over(ending) if self.peers.over.is_none() => {
                 self.peers.over = Some(ending.clone());
                 if is_in_a_round {
-                    self.life.set_cause(Cause::Stop(StopReason::EndedElsewhere), now);
+                    self.current.set_cause(Cause::Stop(StopReason::EndedElsewhere), now);
                 }
             }
             _ => {}
@@ -289,8 +289,8 @@ impl Oracle {
         let has_written = end.error_file_info.is_some_and(|it| it.lost_peer.is_none());
         let lost_another =
             end.error_file_info.is_some_and(|it| matches!(it.lost_peer, Some(LostPeer::Elsewhere(_))));
-        self.life.cause == Some(Cause::Stop(StopReason::Membership))
-            && self.life.peer == Some(PeerFailure::Lost(Rank(end.local_rank.0)))
+        self.current.cause == Some(Cause::Stop(StopReason::Membership))
+            && self.current.peer == Some(PeerFailure::Lost(Rank(end.local_rank.0)))
             && self.peers.over.is_none()
             && self.stop_signal.is_none()
             && !end.exit.is_success()
@@ -302,11 +302,11 @@ impl Oracle {
 impl Turn<'_> {
     /// The workers of this node ended because of another node.
     pub(super) fn is_others(&self) -> bool {
-        let life = &self.oracle.life;
+        let current = &self.oracle.current;
         match self.cause() {
             Some(Cause::Stop(StopReason::Membership | StopReason::EndedElsewhere)) => true,
             Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
-                self.is_told_elsewhere() || life.is_blamed_elsewhere
+                self.is_reported_elsewhere() || current.is_blamed_elsewhere
             }
             Some(Cause::Stop(_)) | None => false,
         }
@@ -314,8 +314,8 @@ impl Turn<'_> {
 
     /// Another node has reported the possible cause of the failure here. A failure that lost no peer is not
     /// caused by one that did.
-    fn is_told_elsewhere(&self) -> bool {
-        match self.oracle.life.peer {
+    fn is_reported_elsewhere(&self) -> bool {
+        match self.oracle.current.peer {
             Some(PeerFailure::Own | PeerFailure::NodeLost) => true,
             Some(PeerFailure::Lost(_)) => self.lost_elsewhere(),
             None => false,
@@ -328,8 +328,8 @@ impl Turn<'_> {
             Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
             _ => None,
         });
-        let first = || self.oracle.life.exits_since_cause().first().copied();
-        let blamed = said.or(self.oracle.life.group_failed).or_else(first);
+        let first = || self.oracle.current.exits_since_cause().first().copied();
+        let blamed = said.or(self.oracle.current.group_failed).or_else(first);
         blamed
             .and_then(|end| end.error_file_info)
             .is_some_and(|it| matches!(it.lost_peer, Some(LostPeer::Elsewhere(_))))
@@ -339,15 +339,15 @@ impl Turn<'_> {
     fn fails_beside_another(&self) -> bool {
         let is_failure =
             matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-        let is_node_lost = self.oracle.life.peer == Some(PeerFailure::NodeLost);
-        let is_own = self.is_told_elsewhere() && !self.lost_elsewhere() && !is_node_lost;
-        is_failure && is_own && !self.oracle.life.is_blamed_elsewhere
+        let is_node_lost = self.oracle.current.peer == Some(PeerFailure::NodeLost);
+        let is_own = self.is_reported_elsewhere() && !self.lost_elsewhere() && !is_node_lost;
+        is_failure && is_own && !self.oracle.current.is_blamed_elsewhere
     }
 
     /// If all start again: whether the workers of this node see a further restart, and whether its budget pays.
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
-        let is_by_worker = matches!(self.oracle.life.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
+        let is_by_worker = matches!(self.oracle.current.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
         let is_jobs = self.setup.cli_flavor == CliFlavor::Rankrun && is_by_worker;
         (is_own || self.is_requested(), is_own || is_jobs)
     }
@@ -377,15 +377,15 @@ impl Turn<'_> {
 
 /// A start is for the last completed round, and for no other.
 pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
-    let told = match turn.input {
+    let completed = match turn.input {
         Some(Input::Joined(round)) if turn.oracle.peers.round == Some(round.number) => Some(round.number),
         _ => None,
     };
     for action in turn.actions {
         if let Action::Start { round, .. } = action {
             let number = round.number;
-            require(told == Some(number), || {
-                format!("a start for round {number} where {told:?} was completed")
+            require(completed == Some(number), || {
+                format!("a start for round {number} where {completed:?} was completed")
             })?;
         }
         if let Action::Join { .. } = action {
@@ -412,7 +412,8 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
         }
         _ => {}
     }
-    let is_nobody_left = || !turn.workers().any(|process| !process.is_known()) && !oracle.life.start_pending;
+    let is_nobody_left =
+        || !turn.workers().any(|process| !process.is_known()) && !oracle.current.start_pending;
     if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
         require(finish.is_some(), || "the job is over and no worker is left, and it goes on".to_owned())?;
     }
@@ -422,12 +423,14 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
         })?;
     }
     if matches!(turn.input, Some(Input::AllSucceeded))
-        && oracle.life.cause.is_none()
+        && oracle.current.cause.is_none()
         && oracle.stop_signal.is_none()
     {
         require(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
     }
-    if matches!(turn.input, Some(Input::LostNodeFound(Some(_)))) && oracle.life.is_blamed_elsewhere && !is_up
+    if matches!(turn.input, Some(Input::LostNodeFound(Some(_))))
+        && oracle.current.is_blamed_elsewhere
+        && !is_up
     {
         require(turn.goes_on() || finish.is_some(), || {
             "it is another node's doing, and nothing is done".to_owned()
@@ -435,7 +438,7 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
         let ends = finish.is_some() && oracle.peers.over.is_none() && oracle.stop_signal.is_none();
         require(!ends, || "it is another node's doing, and the job ends".to_owned())?;
     }
-    the_failure_is_told(turn)?;
+    failure_is_reported_at_once(turn)?;
     finish.map_or(Ok(()), |end| {
         let is_left = end.stopped_by.is_some()
             || end.time_limit.is_some()
@@ -451,11 +454,11 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
 }
 
 /// The failure is reported as soon as it is known.
-fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
+fn failure_is_reported_at_once(turn: &Turn<'_>) -> Verdict {
     let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
-    let (was, is) = (turn.oracle.life.is_failure_reported, turn.cause());
+    let (was, is) = (turn.oracle.current.is_failure_reported, turn.cause());
     let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-    let is_known = turn.oracle.peers.over.is_some() || turn.is_told_elsewhere();
+    let is_known = turn.oracle.peers.over.is_some() || turn.is_reported_elsewhere();
     let is_settled =
         turn.actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::GroupFailed { .. })));
     require(!tells || is_own && (!was || is_settled), || {

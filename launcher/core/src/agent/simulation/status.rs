@@ -23,8 +23,8 @@ pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
     let (status, other) = status(turn, end);
     require([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
     let limit = turn.setup.time_limit.map(millis);
-    let is_told = end.time_limit.is_none() || end.time_limit == limit;
-    require(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
+    let is_same_limit = end.time_limit.is_none() || end.time_limit == limit;
+    require(is_same_limit, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
 }
 
 /// The table of `exit_code.rs`. Where jitter decides about a wait, there is a second valid status.

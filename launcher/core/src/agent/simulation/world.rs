@@ -199,11 +199,11 @@ impl<M: Machine> World<'_, M> {
     /// The user can start the external worker from the start of its generation until the sweep.
     fn start_external_worker(&mut self) {
         let Some(local_rank) = self.setup.external_worker.map(LocalRank) else { return };
-        let (generation, life) = (self.oracle.generation, &self.oracle.life);
+        let (generation, current) = (self.oracle.generation, &self.oracle.current);
         let is_there =
             self.node.processes.iter().any(|process| process.is_external && process.generation == generation);
         let is_prepared = self.oracle.starts > 0 && local_rank < self.first_missing(generation);
-        if is_prepared && !is_there && life.swept_at.is_none() && life.released.is_none() {
+        if is_prepared && !is_there && current.swept_at.is_none() && current.released.is_none() {
             let pid = self.node.spawn(generation, local_rank, true);
             self.queue.push_back(Input::ExternalWorkerStarted { generation, local_rank, pid });
         }
@@ -264,7 +264,8 @@ impl<M: Machine> World<'_, M> {
         let at = self.wall_clock();
         for EndedWorker { generation, local_rank, pid, exit, wrote } in ended {
             let is_external = self.node.by_pid(pid).is_some_and(|process| process.is_external);
-            if is_external && (self.oracle.life.swept_at.is_some() || generation != self.oracle.generation) {
+            if is_external && (self.oracle.current.swept_at.is_some() || generation != self.oracle.generation)
+            {
                 // The external worker's exit is no longer awaited.
                 continue;
             }

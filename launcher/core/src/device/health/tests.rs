@@ -192,14 +192,14 @@ fn memory_used_by_hidden_processes_gives_warning() {
 #[test]
 fn memory_in_use_exceeds_driver_overhead() {
     const MIB: u64 = 1 << 20;
-    for (total, used, is_told) in [
+    for (total, used, is_reported) in [
         (8 * GIB, 500 * MIB, false),
         (8 * GIB, 501 * MIB, true),
         (80 * GIB, 4 * GIB, false),
         (80 * GIB, 4 * GIB + 1, true),
     ] {
         let memory = Memory { total, free: Some(total - used) };
-        assert_eq!(memory_in_use(memory), is_told.then_some(used), "{used} of {total}");
+        assert_eq!(memory_in_use(memory), is_reported.then_some(used), "{used} of {total}");
     }
     assert_eq!(memory_in_use(Memory { total: GIB, free: None }), None);
 }

@@ -162,8 +162,8 @@ impl Setup {
         }
     }
 
-    /// The parameters of an agent: the `life`-th one on this slot.
-    pub(super) fn me(&self, slot: usize, life: u32) -> LocalNode {
+    /// The parameters of an agent: the `boot`-th one on this slot.
+    pub(super) fn me(&self, slot: usize, boot: u32) -> LocalNode {
         let count = |number| NodeCount::new(number).expect("not zero");
         let place = u32::try_from(slot).expect("few");
         let node_rank = match self.given {
@@ -172,7 +172,7 @@ impl Setup {
             GivenRanks::Twice => Some(place.max(1)),
         };
         LocalNode {
-            node: Node { addr: format!("n{slot}"), pid: i64::from(life), local_id: 0 },
+            node: Node { addr: format!("n{slot}"), pid: i64::from(boot), local_id: 0 },
             nodes: NodeRange { min: count(self.min), max: count(self.max) },
             node_rank: node_rank.map(NodeRank),
             times: RoundTimes {

@@ -42,7 +42,7 @@ pub(super) struct World<'a> {
     pub(super) store: Store,
     /// The newest agent of each slot.
     pub(super) agents: [Option<Agent>; MAX_EVENTS],
-    lives: [u32; MAX_EVENTS],
+    boots: [u32; MAX_EVENTS],
     descriptors: BTreeMap<Node, AgentDescriptor>,
     pub(super) cut_until: [u64; MAX_EVENTS],
     pub(super) losing_until: u64,
@@ -98,7 +98,7 @@ pub(super) fn run_world(
         machine,
         store: Store::default(),
         agents: Default::default(),
-        lives: [0; MAX_EVENTS],
+        boots: [0; MAX_EVENTS],
         descriptors: BTreeMap::new(),
         cut_until: [0; MAX_EVENTS],
         losing_until: 0,
@@ -231,22 +231,22 @@ impl World<'_> {
     }
 
     /// The agent with this identity, while it is alive.
-    pub(super) fn agent(&mut self, (slot, life): Incarnation) -> Option<&mut Agent> {
-        let is_it = self.lives[slot] == life;
+    pub(super) fn agent(&mut self, (slot, boot): Incarnation) -> Option<&mut Agent> {
+        let is_it = self.boots[slot] == boot;
         self.agents[slot].as_mut().filter(|agent| is_it && agent.is_running())
     }
 
     const fn incarnation_of(&self, slot: usize) -> Incarnation {
-        (slot, self.lives[slot])
+        (slot, self.boots[slot])
     }
 
     fn apply_history_event(&mut self, what: EventKind, slot: usize) -> Result<(), Broken> {
         self.write_transcript(|_| format!("{what:?} of n{slot}"));
-        let lives = self.agents[slot].as_ref().is_some_and(Agent::is_running);
+        let is_running = self.agents[slot].as_ref().is_some_and(Agent::is_running);
         let stop = u64::from(self.setup.stops[slot]);
         let now = self.now;
         match what {
-            EventKind::Boot if !lives => self.boot(slot),
+            EventKind::Boot if !is_running => self.boot(slot),
             EventKind::Loses(lasts) => {
                 self.losing_until = now + u64::from(lasts);
                 self.oracle.disturbed = self.oracle.disturbed.max(self.losing_until);
@@ -255,17 +255,17 @@ impl World<'_> {
                 self.resending_until = now + u64::from(lasts);
                 self.oracle.late = self.oracle.late.max(self.resending_until + MOST_LATE);
             }
-            EventKind::Cut(lasts) if lives && !self.setup.is_torch(slot) => {
+            EventKind::Cut(lasts) if is_running && !self.setup.is_torch(slot) => {
                 self.cut_until[slot] = now + u64::from(lasts);
                 self.oracle.disturbed = self.oracle.disturbed.max(self.cut_until[slot]);
                 if let Some(agent) = &mut self.agents[slot] {
                     agent.clear_since = self.cut_until[slot];
                 }
             }
-            EventKind::Crash if lives => self.crash(slot, EndReason::Crashed),
+            EventKind::Crash if is_running => self.crash(slot, EndReason::Crashed),
             // A torchrun agent leaves without a message.
-            EventKind::Leaves if lives && self.setup.is_torch(slot) => self.crash(slot, EndReason::Left),
-            EventKind::Fails | EventKind::Leaves | EventKind::Closes if lives => {
+            EventKind::Leaves if is_running && self.setup.is_torch(slot) => self.crash(slot, EndReason::Left),
+            EventKind::Fails | EventKind::Leaves | EventKind::Closes if is_running => {
                 let agent = self.agents[slot].as_mut().expect("it lives");
                 agent.schedule_lease_stop(now, stop);
                 let then = match what {
@@ -284,8 +284,8 @@ impl World<'_> {
     }
 
     fn boot(&mut self, slot: usize) {
-        self.lives[slot] += 1;
-        let me = self.setup.me(slot, self.lives[slot]);
+        self.boots[slot] += 1;
+        let me = self.setup.me(slot, self.boots[slot]);
         let is_torch = self.setup.is_torch(slot);
         if !is_torch {
             let descriptor = AgentDescriptor {

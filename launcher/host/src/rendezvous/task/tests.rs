@@ -118,7 +118,7 @@ fn first_failure_reporter_is_not_blamed_on_lost_node() {
     let agents = Job::at(&store, 2, 2).round(2);
     let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
     agents[1].fail(&note_with_message(1, Some(message)));
-    assert!(matches!(agents[0].changed(), MembershipChange::Failed(told) if told.rank == Rank(1)));
+    assert!(matches!(agents[0].changed(), MembershipChange::Failed(note) if note.rank == Rank(1)));
     agents[1].rendezvous.send_command(RendezvousCommand::FindLostNode);
     assert!(matches!(agents[1].next_event(), RendezvousEvent::LostNodeFound(None)));
 }

@@ -35,9 +35,9 @@ fn hint_omits_given_and_refused_options() {
 
 #[test]
 fn device_options_without_accelerators_give_notice() {
-    let told = |line: &str, environment: &[(&str, &str)]| said(&launch(world(), line, environment));
+    let notices = |line: &str, environment: &[(&str, &str)]| said(&launch(world(), line, environment));
     assert_eq!(
-        told("rankrun --device-order pci --check-devices", &[]),
+        notices("rankrun --device-order pci --check-devices", &[]),
         [
             "`--device-order` and `--check-devices` have no effect: no accelerator is visible",
             "rank 0 → cpu: no accelerator is found: no driver library and no device node"
@@ -47,8 +47,8 @@ fn device_options_without_accelerators_give_notice() {
         said(&launch(with_sign(gpus(2)), "rankrun --device-visibility own", &[("CUDA_VISIBLE_DEVICES", "")])),
         ["`--device-visibility` has no effect: no accelerator is visible"]
     );
-    assert!(told("rankrun --quiet", &[]).is_empty());
-    assert!(told("rankrun --devices none --device-order pci", &[]).is_empty());
+    assert!(notices("rankrun --quiet", &[]).is_empty());
+    assert!(notices("rankrun --devices none --device-order pci", &[]).is_empty());
 }
 
 #[test]

@@ -47,14 +47,14 @@ fn workers_are_bound_to_cpus_near_device() {
 
 #[test]
 fn omp_threads_follow_cpu_binding() {
-    for (line, threads, told) in [
+    for (line, threads, end) in [
         ("rankrun --numa-binding node", 2, "`OMP_NUM_THREADS=2`: 8 CPUs for 4 workers"),
         ("rankrun --numa-binding node --devices 0,1", 2, "`OMP_NUM_THREADS=2`: 4 CPUs for 2 workers"),
         ("rankrun --numa-binding exclusive --devices 0,1,2", 2, "`OMP_NUM_THREADS=2`: 8 CPUs for 3 workers"),
     ] {
         let launch = launch(eight(gpus(4)), line, &[]);
         assert_eq!(launch.spec.defaults.omp_threads, Some(threads), "{line}");
-        assert!(said(&launch).iter().any(|line| line.ends_with(told)), "{line}: {:?}", said(&launch));
+        assert!(said(&launch).iter().any(|line| line.ends_with(end)), "{line}: {:?}", said(&launch));
     }
     let torchs = launch(eight(gpus(4)), "torchrun --numa-binding node --nproc-per-node 2", &[]);
     assert_eq!(torchs.spec.defaults.omp_threads, Some(1));

@@ -46,14 +46,14 @@ fn requested_cpus_print_no_line() {
 fn dropped_entries_are_reported_once() {
     let list = [("CUDA_VISIBLE_DEVICES", "5")];
     let rule = "`5` is not an index of a device, which ends the list";
-    let told = |line: &str| lines(with_sign(gpus(4)).cpus(1), line, &list);
+    let printed = |line: &str| lines(with_sign(gpus(4)).cpus(1), line, &list);
     let one_line = format!(
         "rank 0 → cpu: `CUDA_VISIBLE_DEVICES=5` leaves no device: {rule}; compare with `rankrun devices`"
     );
-    assert_eq!(told("rankrun"), [one_line]);
+    assert_eq!(printed("rankrun"), [one_line]);
     let warning = format!("`CUDA_VISIBLE_DEVICES=5`: {rule}");
     for line in ["rankrun --quiet", "torchrun --nproc-per-node auto"] {
-        assert_eq!(told(line), std::slice::from_ref(&warning), "{line}");
+        assert_eq!(printed(line), std::slice::from_ref(&warning), "{line}");
     }
 }
 
@@ -61,9 +61,9 @@ fn dropped_entries_are_reported_once() {
 #[test]
 fn value_of_a_variable_is_printed_without_control_characters() {
     let list = [("CUDA_VISIBLE_DEVICES", "\u{1b}[31m0")];
-    let told = lines(world(), "rankrun --nproc-per-node 1", &list);
-    assert_eq!(told.len(), 1);
-    assert!(!told[0].contains('\u{1b}') && told[0].contains("asks for devices"), "{told:?}");
+    let printed = lines(world(), "rankrun --nproc-per-node 1", &list);
+    assert_eq!(printed.len(), 1);
+    assert!(!printed[0].contains('\u{1b}') && printed[0].contains("asks for devices"), "{printed:?}");
 }
 
 /// The line is made of what the launch knows anyhow.
@@ -71,10 +71,10 @@ fn value_of_a_variable_is_printed_without_control_characters() {
 fn cpu_reason_line_starts_no_probe() {
     let world = world().machine(gpus(4));
     let asked = world.asked();
-    let told = lines(world, "rankrun --nproc-per-node 2", &[("CUDA_VISIBLE_DEVICES", "0,1")]);
+    let printed = lines(world, "rankrun --nproc-per-node 2", &[("CUDA_VISIBLE_DEVICES", "0,1")]);
     assert_eq!(asked.take(), []);
     assert_eq!(
-        told,
+        printed,
         [
             "ranks 0-1 → cpu: `CUDA_VISIBLE_DEVICES=0,1` asks for devices, and the NVIDIA driver is missing: no \
           `/dev/nvidiactl`; start the container or job step with its devices, or say `--device-type cpu` if CPUs are meant"

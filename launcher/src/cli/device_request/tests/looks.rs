@@ -112,9 +112,9 @@ fn missing_library_is_reported_only_if_verbose() {
     let line = "rank 0 → cpu: no accelerator is found: no driver library and no device node";
     let plain = launch(world().machine(missing()), "rankrun", &[]);
     assert_eq!((plain.spec.workers.get(), said(&plain)), (1, vec![line.to_owned()]));
-    let told = launch(world().machine(missing()), "rankrun -v", &[]);
+    let launch = launch(world().machine(missing()), "rankrun -v", &[]);
     assert_eq!(
-        said(&told),
+        said(&launch),
         ["looking for cuda devices: NVML is not there: libnvidia-ml.so.1: no such file", line]
     );
     let (code, text, _) = refusal(world().machine(missing()), "torchrun --nproc-per-node gpu", &[]);
@@ -198,9 +198,9 @@ fn replaced_probe_source_is_reported_once() {
     let mut machine = gpus(2);
     machine.made_good = trouble(ProbeProblemKind::Failed("Driver Not Loaded".to_owned())).troubles;
     let launch = launch(with_sign(machine), "rankrun --quiet", &[]);
-    let told = said(&launch);
+    let notices = said(&launch);
     assert_eq!(launch.spec.workers.get(), 2);
-    assert_eq!(told.iter().filter(|line| line.contains("Driver Not Loaded")).count(), 1, "{told:?}");
+    assert_eq!(notices.iter().filter(|line| line.contains("Driver Not Loaded")).count(), 1, "{notices:?}");
 }
 
 /// A laptop: its GPU is for the screen.

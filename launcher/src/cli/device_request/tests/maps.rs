@@ -154,14 +154,14 @@ fn explicit_worker_count_launches_without_driver() {
 
 #[test]
 fn torchrun_nproc_lines_are_printed_at_info_level() {
-    let told = |line: &str| {
+    let notices = |line: &str| {
         let environment = [("LOGLEVEL", "INFO"), ("OMP_NUM_THREADS", "1")];
         said(&launch(with_sign(gpus(2)), line, &environment))
     };
-    assert_eq!(told("torchrun --nproc-per-node 2"), ["Using nproc_per_node=2."]);
+    assert_eq!(notices("torchrun --nproc-per-node 2"), ["Using nproc_per_node=2."]);
     for (word, kind) in [("gpu", "gpu"), ("auto", "cuda")] {
         assert_eq!(
-            told(&format!("torchrun --nproc-per-node {word}")),
+            notices(&format!("torchrun --nproc-per-node {word}")),
             [
                 format!("Using nproc_per_node={word}."),
                 format!(

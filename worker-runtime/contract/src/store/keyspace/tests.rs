@@ -410,10 +410,10 @@ fn replaced_value_in_full_store_is_charged_net_growth() {
     for request in [set("k", "0123456789+"), compare_set("k", "abcdefghij", "0123456789+"), append("l", "x")]
     {
         let refused = store.try_ask(A, request.clone());
-        let Err(KeyspaceError::Full { key, used, more: 1, limit: told }) = refused else {
+        let Err(KeyspaceError::Full { key, used, more: 1, limit: named_limit }) = refused else {
             panic!("{request:?}: {refused:?}")
         };
-        assert_eq!((used, told), (limit, limit));
+        assert_eq!((used, named_limit), (limit, limit));
         assert!(key == b"k" || key == b"l", "{key:?}");
     }
     assert_eq!((store.get("k").as_str(), store.keyspace.memory.used), ("abcdefghij", limit));
