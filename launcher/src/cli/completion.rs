@@ -222,12 +222,14 @@ fn names(option: &Arg) -> Vec<String> {
 /// The values that can be offered: the choices, or the lower-case words of a list such as `N|cpu|auto`.
 fn words_of(option: &Arg) -> Option<Vec<String>> {
     let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    let words: Vec<&str> = match option.kind() {
-        Kind::Choice(choices) => choices.to_vec(),
-        _ if option.value_name().contains('|') => option.value_name().split('|').filter(is_word).collect(),
+    let words: Vec<String> = match option.kind() {
+        Kind::Choice(choices) => choices,
+        _ if option.value_name().contains('|') => {
+            option.value_name().split('|').filter(is_word).map(str::to_owned).collect()
+        }
         _ => Vec::new(),
     };
-    (!words.is_empty()).then(|| words.into_iter().map(str::to_owned).collect())
+    (!words.is_empty()).then_some(words)
 }
 
 /// clap_complete has none for tcsh, which torchrun's option takes.

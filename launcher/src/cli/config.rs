@@ -273,7 +273,7 @@ impl Reader<'_> {
             return Err(self.error("", at, ConfigProblem::NulByte));
         }
         if let Kind::Choice(choices) = row.kind()
-            && !choices.contains(&text.as_str())
+            && !choices.contains(&text)
         {
             return Err(self.error(&name, at, ConfigProblem::NoChoice { value: text, choices }));
         }

@@ -338,10 +338,7 @@ fn expected(kind: Kind) -> String {
         Kind::Flag | Kind::Text => "valid UTF-8".to_owned(),
         Kind::Int => "a whole number".to_owned(),
         Kind::Float => "a number".to_owned(),
-        Kind::Choice(choices) => {
-            let choices: Vec<String> = choices.iter().map(|choice| (*choice).to_owned()).collect();
-            format!("one of {}", backticked(&choices))
-        }
+        Kind::Choice(choices) => format!("one of {}", backticked(&choices)),
         Kind::RankOrWord => "a local rank, `all` or `none`".to_owned(),
     }
 }

@@ -21,7 +21,7 @@ use rankrun_core::spec::stop::StopTarget;
 use rankrun_core::spec::{CliFlavor, StdinPolicy};
 
 /// Which values an option takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// None: it is there or not.
     Flag,
@@ -32,18 +32,20 @@ pub enum Kind {
     /// What Python's `float()` takes.
     Float,
     /// One of these words.
-    Choice(&'static [&'static str]),
+    Choice(Vec<String>),
     /// A local rank, `all` or `none`.
     RankOrWord,
 }
 
 /// A type of values.
 pub(super) trait FromText: Clone + Send + Sync + 'static {
-    /// How messages and other formats name it.
-    const KIND: Kind;
-
     /// The value that a text says, if it is of this type.
     fn from_text(text: &OsStr) -> Option<Self>;
+
+    /// The words for all values, if there are only a few.
+    fn choices() -> Vec<&'static str> {
+        Vec::new()
+    }
 }
 
 /// A flag that was given.
@@ -54,49 +56,39 @@ pub(super) struct Flag;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StartMethod;
 
-impl FromText for Flag {
-    const KIND: Kind = Kind::Flag;
+const START_METHODS: [&str; 3] = ["spawn", "fork", "forkserver"];
 
+impl FromText for Flag {
     fn from_text(_text: &OsStr) -> Option<Self> {
         Some(Self)
     }
 }
 
 impl FromText for String {
-    const KIND: Kind = Kind::Text;
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str().map(str::to_owned)
     }
 }
 
 impl FromText for OsString {
-    const KIND: Kind = Kind::Text;
-
     fn from_text(text: &OsStr) -> Option<Self> {
         Some(text.to_owned())
     }
 }
 
 impl FromText for i128 {
-    const KIND: Kind = Kind::Int;
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str().and_then(parse_int)
     }
 }
 
 impl FromText for f64 {
-    const KIND: Kind = Kind::Float;
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str().and_then(parse_float)
     }
 }
 
 impl FromText for StdinPolicy {
-    const KIND: Kind = Kind::RankOrWord;
-
     fn from_text(text: &OsStr) -> Option<Self> {
         match text.to_str()? {
             "all" => Some(Self::All),
@@ -107,48 +99,56 @@ impl FromText for StdinPolicy {
 }
 
 impl FromText for StartMethod {
-    const KIND: Kind = Kind::Choice(&["spawn", "fork", "forkserver"]);
-
     fn from_text(text: &OsStr) -> Option<Self> {
-        choices_of(Self::KIND).contains(&text.to_str()?).then_some(Self)
+        START_METHODS.contains(&text.to_str()?).then_some(Self)
+    }
+
+    fn choices() -> Vec<&'static str> {
+        START_METHODS.to_vec()
     }
 }
 
 impl FromText for Shell {
-    const KIND: Kind = Kind::Choice(TORCHRUN_SHELLS);
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str().and_then(torchrun_shell)
+    }
+
+    fn choices() -> Vec<&'static str> {
+        TORCHRUN_SHELLS.to_vec()
     }
 }
 
 impl FromText for NumaBinding {
-    const KIND: Kind = Kind::Choice(&["node", "socket", "exclusive", "core-complex"]);
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str()?.parse().ok()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        Self::ALL.map(Self::as_str).to_vec()
     }
 }
 
 impl FromText for DeviceType {
-    const KIND: Kind = Kind::Choice(&["cuda", "rocm", "xpu", "hpu", "npu", "mps", "cpu"]);
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str()?.parse().ok()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        Self::ALL.map(Self::as_str).to_vec()
     }
 }
 
 impl FromText for DeviceOrder {
-    const KIND: Kind = Kind::Choice(&["pci", "fastest", "as-listed", "free-memory", "topology"]);
-
     fn from_text(text: &OsStr) -> Option<Self> {
         text.to_str()?.parse().ok()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        Self::ALL.map(Self::as_str).to_vec()
     }
 }
 
 impl FromText for Visibility {
-    const KIND: Kind = Kind::Choice(&["all", "own"]);
-
     fn from_text(text: &OsStr) -> Option<Self> {
         match text.to_str()? {
             "all" => Some(Self::Whole),
@@ -156,20 +156,19 @@ impl FromText for Visibility {
             _ => None,
         }
     }
-}
 
-impl FromText for StopTarget {
-    const KIND: Kind = Kind::Choice(&["rank", "group"]);
-
-    fn from_text(text: &OsStr) -> Option<Self> {
-        [Self::Rank, Self::Group].into_iter().find(|target| text == target.as_str())
+    fn choices() -> Vec<&'static str> {
+        vec!["all", "own"]
     }
 }
 
-const fn choices_of(kind: Kind) -> &'static [&'static str] {
-    match kind {
-        Kind::Choice(choices) => choices,
-        _ => &[],
+impl FromText for StopTarget {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        [Self::Rank, Self::Group].into_iter().find(|target| text == target.as_str())
+    }
+
+    fn choices() -> Vec<&'static str> {
+        vec!["rank", "group"]
     }
 }
 
@@ -213,10 +212,14 @@ impl<T: FromText> TypedValueParser for OptionValueParser<T> {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let choices = choices_of(T::KIND);
-        let values = || Box::new(choices.iter().map(PossibleValue::new)) as Box<dyn Iterator<Item = _>>;
-        (!choices.is_empty()).then(values)
+        possible_values_of::<T>()
     }
+}
+
+/// The words of a type, as clap offers them.
+pub(super) fn possible_values_of<T: FromText>() -> Option<Box<dyn Iterator<Item = PossibleValue>>> {
+    let choices = T::choices();
+    (!choices.is_empty()).then(|| Box::new(choices.into_iter().map(PossibleValue::new)) as Box<_>)
 }
 
 /// Which environment variables give an option's value when the command line does not.
@@ -314,10 +317,17 @@ impl LaunchOption for Arg {
     }
 
     fn kind(&self) -> Kind {
-        let parsed = self.get_value_parser().type_id();
-        let is_flag = !self.get_action().takes_values() || parsed == TypeId::of::<OptionValue<Flag>>();
-        let known = KINDS.iter().find(|(types, _)| types.iter().any(|type_id| parsed == *type_id));
-        if is_flag { Kind::Flag } else { known.map_or(Kind::Text, |(_, kind)| *kind) }
+        let is = |types: [TypeId; 2]| types.iter().any(|known| self.get_value_parser().type_id() == *known);
+        let choices = self.get_value_parser().possible_values().into_iter().flatten();
+        let choices: Vec<String> = choices.map(|choice| choice.get_name().to_owned()).collect();
+        match () {
+            () if !self.get_action().takes_values() || is(types_of::<Flag>()) => Kind::Flag,
+            () if is(types_of::<i128>()) => Kind::Int,
+            () if is(types_of::<f64>()) => Kind::Float,
+            () if is(types_of::<StdinPolicy>()) => Kind::RankOrWord,
+            () if choices.is_empty() => Kind::Text,
+            () => Kind::Choice(choices),
+        }
     }
 
     fn value_name(&self) -> &str {
@@ -340,22 +350,9 @@ pub(super) fn argparse_name(option: &Arg) -> String {
     short.into_iter().chain(option.spellings()).collect::<Vec<_>>().join("/")
 }
 
-/// The types of values, alone and with their option.
-const KINDS: [([TypeId; 2], Kind); 10] = [
-    kind_of::<i128>(),
-    kind_of::<f64>(),
-    kind_of::<StdinPolicy>(),
-    kind_of::<StartMethod>(),
-    kind_of::<Shell>(),
-    kind_of::<NumaBinding>(),
-    kind_of::<DeviceType>(),
-    kind_of::<DeviceOrder>(),
-    kind_of::<Visibility>(),
-    kind_of::<StopTarget>(),
-];
-
-const fn kind_of<T: FromText>() -> ([TypeId; 2], Kind) {
-    ([TypeId::of::<T>(), TypeId::of::<OptionValue<T>>()], T::KIND)
+/// A type of values, alone and with its option.
+const fn types_of<T: FromText>() -> [TypeId; 2] {
+    [TypeId::of::<T>(), TypeId::of::<OptionValue<T>>()]
 }
 
 #[cfg(test)]
@@ -378,6 +375,7 @@ mod tests {
 
     #[test]
     fn option_kind_follows_from_field_type() {
+        let choice = |words: &[&str]| Kind::Choice(words.iter().map(|word| (*word).to_owned()).collect());
         for (long, kind) in [
             ("help", Kind::Flag),
             ("standalone", Kind::Flag),
@@ -387,9 +385,9 @@ mod tests {
             ("max-restarts", Kind::Int),
             ("monitor-interval", Kind::Float),
             ("stdin", Kind::RankOrWord),
-            ("start-method", StartMethod::KIND),
-            ("device-visibility", Visibility::KIND),
-            ("print-completion", Shell::KIND),
+            ("start-method", choice(&START_METHODS)),
+            ("device-visibility", choice(&["all", "own"])),
+            ("print-completion", choice(TORCHRUN_SHELLS)),
         ] {
             assert_eq!(find_option(long).unwrap().kind(), kind, "{long}");
         }
@@ -408,13 +406,15 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_those_of_their_types() {
-        let words = |kind| choices_of(kind).iter().map(|word| OsStr::new(*word)).collect::<Vec<_>>();
-        assert!(words(NumaBinding::KIND).iter().all(|word| NumaBinding::from_text(word).is_some()));
-        assert!(words(DeviceType::KIND).iter().all(|word| DeviceType::from_text(word).is_some()));
-        assert!(words(DeviceOrder::KIND).iter().all(|word| DeviceOrder::from_text(word).is_some()));
-        assert!(words(Visibility::KIND).iter().all(|word| Visibility::from_text(word).is_some()));
-        assert_eq!(choices_of(NumaBinding::KIND), NumaBinding::ALL.map(NumaBinding::as_str));
-        assert_eq!(choices_of(DeviceOrder::KIND), DeviceOrder::ALL.map(DeviceOrder::as_str));
+    fn choices_are_words_of_their_types() {
+        fn read<T: FromText + PartialEq + std::fmt::Debug>() -> Vec<T> {
+            T::choices().iter().filter_map(|word| T::from_text(OsStr::new(word))).collect()
+        }
+        assert_eq!(read::<NumaBinding>(), NumaBinding::ALL);
+        assert_eq!(read::<DeviceType>(), DeviceType::ALL);
+        assert_eq!(read::<DeviceOrder>(), DeviceOrder::ALL);
+        assert_eq!(read::<Visibility>(), [Visibility::Whole, Visibility::Own]);
+        assert_eq!(read::<StopTarget>(), [StopTarget::Rank, StopTarget::Group]);
+        assert_eq!(read::<Shell>(), [Shell::Bash, Shell::Zsh, Shell::Tcsh]);
     }
 }

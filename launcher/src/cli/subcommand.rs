@@ -2,16 +2,18 @@
 
 mod interpret;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::marker::PhantomData;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum};
 
 pub(super) use interpret::{find_subcommand, interpret, is_query};
 
 use super::completion::Shell;
-use super::option::FromText;
+use super::option::{FromText, possible_values_of};
 use super::python_text::parse_float;
 use rankrun_core::device::DeviceType;
 
@@ -51,7 +53,7 @@ pub(super) enum Subcommand {
         #[arg(long, conflicts_with = "script")]
         json: bool,
         /// A shell script that runs this worker by hand
-        #[arg(long, value_name = "RANK", allow_hyphen_values = true, value_parser = parse_value::<i128>)]
+        #[arg(long, value_name = "RANK", allow_hyphen_values = true, value_parser = TextParser::<i128>(PhantomData))]
         script: Option<i128>,
         /// The command line, with or without the name of the command
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -84,7 +86,7 @@ pub(super) enum Subcommand {
         )]
         watch: Option<Duration>,
         /// Only these: cuda, rocm, xpu, hpu, npu, mps or cpu (processors only)
-        #[arg(long, alias = "device_type", value_name = "TYPE", value_parser = parse_value::<DeviceType>)]
+        #[arg(long, alias = "device_type", value_name = "TYPE", hide_possible_values = true, value_parser = TextParser::<DeviceType>(PhantomData))]
         device_type: Option<DeviceType>,
         /// Only these, as in nvidia-smi: indices, UUIDs or their beginnings, PCI addresses
         #[arg(short, long, value_name = "LIST", value_delimiter = ',')]
@@ -287,7 +289,7 @@ pub(super) enum ShimVerb {
 #[derive(Debug, Args)]
 pub(super) struct ProbeArgs {
     /// How long the library of a driver may take to answer [default: RANKRUN_PROBE_TIMEOUT, then 30]
-    #[arg(long, alias = "probe_timeout", value_name = "SECONDS", value_parser = parse_value::<f64>)]
+    #[arg(long, alias = "probe_timeout", value_name = "SECONDS", value_parser = TextParser::<f64>(PhantomData))]
     probe_timeout: Option<f64>,
 }
 
@@ -316,9 +318,26 @@ pub(super) fn help_of(command: &str, is_long: bool) -> Option<String> {
     Some(help.to_string())
 }
 
-/// A value by the rules of its type.
-fn parse_value<T: FromText>(text: &str) -> Result<T, BadValue> {
-    T::from_text(text.as_ref()).ok_or(BadValue)
+/// Reads a value by the rules of its type.
+#[derive(Debug, Clone)]
+struct TextParser<T>(PhantomData<fn() -> T>);
+
+impl<T: FromText> TypedValueParser for TextParser<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &ClapCommand,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Self::Value, clap::Error> {
+        let parse = |text: String| T::from_text(text.as_ref()).ok_or(BadValue);
+        StringValueParser::new().try_map(parse).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        possible_values_of::<T>()
+    }
 }
 
 fn parse_interval(text: &str) -> Result<Duration, BadValue> {

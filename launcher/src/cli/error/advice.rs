@@ -46,7 +46,7 @@ pub(super) fn hint_for_type(option: &Arg, origin: &Origin, value: &str) -> Strin
         }
         Kind::Float => format!("write a number with a point, as in `{}`", written(origin, "1.5")),
         Kind::RankOrWord => format!("write it as in `{}`", written(origin, "0")),
-        Kind::Choice(choices) => hint_for_choice(option, origin, (choices, value)),
+        Kind::Choice(choices) => hint_for_choice(option, origin, (&choices, value)),
         Kind::Flag | Kind::Text => "write it in UTF-8".to_owned(),
     }
 }
@@ -92,22 +92,21 @@ fn hint_for_restarts(origin: &Origin, value: &str) -> String {
     }
 }
 
-fn hint_for_choice(
-    option: &Arg,
-    origin: &Origin,
-    (choices, value): (&'static [&'static str], &str),
-) -> String {
+fn hint_for_choice(option: &Arg, origin: &Origin, (choices, value): (&[String], &str)) -> String {
     let small = value.to_lowercase().replace('_', "-");
     if option.long_name() == "device-type"
         && let Some((_, words)) = DEVICE_WORDS.iter().find(|(words, _)| words.contains(&small.as_str()))
     {
         return (*words).to_owned();
     }
-    let begun = || choices.iter().copied().find(|choice| small.len() >= 3 && choice.starts_with(&small));
-    let meant = choices.iter().copied().find(|choice| *choice == small).or_else(begun);
-    match meant.or_else(|| nearest_of(&small, choices.iter().copied())) {
+    let choices = || choices.iter().map(String::as_str);
+    let begun = || choices().find(|choice| small.len() >= 3 && choice.starts_with(&small));
+    let meant = choices().find(|choice| *choice == small).or_else(begun);
+    match meant.or_else(|| nearest_of(&small, choices())) {
         Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("write one of them, as in `{}`", written(origin, choices[0])),
+        None => {
+            format!("write one of them, as in `{}`", written(origin, choices().next().unwrap_or_default()))
+        }
     }
 }
 

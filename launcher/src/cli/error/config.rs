@@ -64,7 +64,7 @@ pub enum ConfigProblem {
         /// The word.
         value: String,
         /// The option's.
-        choices: &'static [&'static str],
+        choices: Vec<String>,
     },
     /// The same thing is said twice.
     Twice {
