@@ -7,9 +7,9 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::error::{CliError, Expected, Origin, Problem, SettingError};
+use super::error::{CliError, Origin, Problem, SettingError};
 use super::settings::{Setting, Settings};
-use super::values::time;
+use super::values::{time, time_or_zero};
 
 /// A variable may be there for all jobs of a user, whatever each of them says.
 pub(super) fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
@@ -68,12 +68,12 @@ const BUDGET_FIRST: Problem = Problem {
 /// # Errors
 /// Such a pair, and times that cannot be read.
 pub(super) fn refuse_contradicting_times(settings: &Settings<'_>) -> Result<(), CliError> {
-    let limit = time(settings, &settings.args.time_limit, Expected::Time)?;
-    let start = time(settings, &settings.args.start_timeout, Expected::Time)?;
-    let delay = time(settings, &settings.args.restart_delay, Expected::TimeOrZero)?;
-    let healthy = time(settings, &settings.args.restart_reset, Expected::Time)?;
-    let window = time(settings, &settings.args.restart_window, Expected::Time)?;
-    let leftover = time(settings, &settings.args.leftover_grace, Expected::TimeOrZero)?;
+    let limit = time(settings, &settings.args.time_limit)?;
+    let start = time(settings, &settings.args.start_timeout)?;
+    let delay = time_or_zero(settings, &settings.args.restart_delay)?;
+    let healthy = time(settings, &settings.args.restart_reset)?;
+    let window = time(settings, &settings.args.restart_window)?;
+    let leftover = time_or_zero(settings, &settings.args.leftover_grace)?;
     must_be_below(leftover.as_ref(), limit.as_ref(), NO_LEFTOVER_GRACE)?;
     must_be_below(start.as_ref(), limit.as_ref(), NO_START)?;
     must_be_below(delay.as_ref(), limit.as_ref(), NO_RESTART)?;

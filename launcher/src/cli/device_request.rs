@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalWorldSize;
 
+use super::error::hint_for_workers;
 use super::error::{CliError, Expected, SettingError};
 use super::option::{Family, Kind, LaunchOption, options};
 use super::python_text::parse_int;
@@ -17,6 +18,13 @@ use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
 use rankrun_core::spec::{CliFlavor, Unhealthy, Verbosity};
+
+const WORKER_COUNT: Expected = Expected::new(
+    "a number of workers from 1 to 4194304, `auto`, `cpu`, `gpu` or a type of device such as `xpu`",
+    "4",
+)
+.advised(hint_for_workers);
+const PROBE_LIMIT: Expected = Expected::new("a number of seconds from 0.1 up", "30");
 
 /// The largest number of processes on Linux (`PID_MAX_LIMIT`).
 const MAX_WORKERS: i128 = 4_194_304;
@@ -85,7 +93,7 @@ pub(super) fn probe_timeout(seconds: Option<Setting<f64>>) -> Result<Duration, C
     match seconds {
         None => Ok(DEFAULT_PROBE_TIMEOUT),
         Some(Setting { origin, value }) if value.is_nan() || value < MIN_PROBE_TIMEOUT => {
-            Err(refused(origin, value, Expected::ProbeLimit))
+            Err(refused(origin, value, PROBE_LIMIT))
         }
         Some(Setting { value, .. }) => {
             Ok(Duration::try_from_secs_f64(value).unwrap_or(MAX_PROBE_TIMEOUT).min(MAX_PROBE_TIMEOUT))
@@ -107,7 +115,7 @@ fn read_worker_count(settings: &Settings<'_>) -> Result<WorkerCount, CliError> {
     };
     if let Some(number) = parse_int(&value) {
         let size = u32::try_from(number).ok().filter(|_| number <= MAX_WORKERS).and_then(LocalWorldSize::new);
-        return size.map(WorkerCount::Number).ok_or_else(|| refused(origin, value, Expected::WorkerCount));
+        return size.map(WorkerCount::Number).ok_or_else(|| refused(origin, value, WORKER_COUNT));
     }
     Ok(match value.as_str() {
         "cpu" => WorkerCount::Cpus,
@@ -119,7 +127,7 @@ fn read_worker_count(settings: &Settings<'_>) -> Result<WorkerCount, CliError> {
         "mtia" | "privateuseone" => return Err(SettingError::not_supported(origin, &value).into()),
         word => match word.parse() {
             Ok(kind) => WorkerCount::Devices { origin, word: value, kinds: vec![kind] },
-            Err(_) => return Err(refused(origin, value, Expected::WorkerCount)),
+            Err(_) => return Err(refused(origin, value, WORKER_COUNT)),
         },
     })
 }

@@ -3,9 +3,11 @@
 //! The message is the fact and the hint is the one thing to do. Under the name `torchrun` a usage error is
 //! worded as argparse words it, since scripts look for that text.
 
-pub(super) use advice::hint_for_port_in_host;
+pub(super) use advice::{
+    hint_for_brackets, hint_for_nodes, hint_for_place, hint_for_port, hint_for_port_in_host,
+    hint_for_port_range, hint_for_restarts, hint_for_size, hint_for_streams, hint_for_time, hint_for_workers,
+};
 pub use config::{ConfigError, ConfigProblem};
-pub use expected::Expected;
 pub(super) use rule::RuleProblem;
 pub(super) use setting::Problem;
 pub use setting::SettingError;
@@ -22,11 +24,10 @@ use rankrun_core::device_assignment::DeviceError;
 use rankrun_core::exit_code;
 use rankrun_core::plain::is_bidi_control;
 use rankrun_core::spec::CliFlavor;
-pub use rankrun_core::spec::setting::{FilePlace, Origin};
+pub use rankrun_core::spec::setting::{Expected, FilePlace, Origin};
 
 mod advice;
 mod config;
-mod expected;
 mod rule;
 mod setting;
 

@@ -13,6 +13,11 @@ use rankrun_core::notice::Notice;
 use rankrun_core::spec::stop::{EarlyWarning, TimeLimit};
 use rankrun_core::spec::{RendezvousSpec, StoreHost};
 
+const WARN_SIGNAL: Expected = Expected::new(
+    "SIGNAL or SIGNAL@TIME such as `USR1@60`, with a signal that can be handled and a time above 0",
+    "USR1@60",
+);
+
 /// As with Slurm's `--signal`.
 const DEFAULT_WARNING: Duration = Duration::from_secs(60);
 const WARNED_AT_START: Problem = Problem {
@@ -25,8 +30,7 @@ pub(super) fn resolve_start_timeout(
     settings: &Settings<'_>,
     rendezvous: &RendezvousSpec,
 ) -> Result<Option<Duration>, CliError> {
-    let Some(Setting { origin, value }) = time(settings, &settings.args.start_timeout, Expected::Time)?
-    else {
+    let Some(Setting { origin, value }) = time(settings, &settings.args.start_timeout)? else {
         return Ok(None);
     };
     if rendezvous.nodes().allows_many() {
@@ -48,7 +52,7 @@ pub(super) fn resolve_time_limit(
     notices: &mut Vec<Notice>,
 ) -> Result<Option<TimeLimit>, CliError> {
     let warning = settings.get(&settings.args.warn_signal);
-    let Some(limit) = time(settings, &settings.args.time_limit, Expected::Time)? else {
+    let Some(limit) = time(settings, &settings.args.time_limit)? else {
         return match warning {
             None => Ok(None),
             Some(Setting { origin, .. }) => {
@@ -62,7 +66,7 @@ pub(super) fn resolve_time_limit(
         return Ok(Some(TimeLimit { limit: limit.value, warning: None }));
     };
     let Some(warning) = parse_warning(&value) else {
-        return Err(refused(origin, value, Expected::WarnSignal));
+        return Err(refused(origin, value, WARN_SIGNAL));
     };
     if warning.before >= limit.value {
         let said = Setting { origin: origin.clone(), value: &value };

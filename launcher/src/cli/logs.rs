@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::error::hint_for_streams;
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::option::OptionValue;
 use super::python_text::parse_int;
@@ -13,6 +14,13 @@ use rankrun_core::facts::{Facts, FileKind, Permission};
 use rankrun_core::notice::{IgnoredBecause, Notice};
 use rankrun_core::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
 use rankrun_host::logs::error_folder::temporary_folders;
+
+const LOCAL_RANKS: Expected = Expected::new("a list of local ranks, such as `0,2`", "0,2");
+const STREAMS: Expected =
+    Expected::new("0, 1, 2 or 3, or a list such as `0:3,12:1`", "3").advised(hint_for_streams);
+const STREAMS_OF_TORCHRUN: Expected =
+    Expected::new("0, 1, 2 or 3, or a list such as `0:3,1:2` with ranks of one digit", "3")
+        .advised(hint_for_streams);
 
 /// torch's default for the prefix template.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
@@ -131,7 +139,7 @@ fn console_ranks(settings: &Settings<'_>) -> Result<Option<BTreeSet<LocalRank>>,
         Some(ranks) => {
             Ok(Some(ranks.into_iter().filter_map(|rank| u32::try_from(rank).ok()).map(LocalRank).collect()))
         }
-        None => Err(refused(origin, value, Expected::LocalRanks)),
+        None => Err(refused(origin, value, LOCAL_RANKS)),
     }
 }
 
@@ -191,8 +199,9 @@ fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
 fn stream_map(settings: &Settings<'_>, streams: &Option<OptionValue<String>>) -> Result<StreamMap, CliError> {
     let Some(found) = settings.get(streams) else { return Ok(StreamMap::All(Streams::default())) };
     let any_rank = settings.cli_flavor == CliFlavor::Rankrun;
-    parse_stream_map(&found.value, any_rank)
-        .ok_or_else(|| refused(found.origin, found.value, Expected::Streams { any_rank }))
+    parse_stream_map(&found.value, any_rank).ok_or_else(|| {
+        refused(found.origin, found.value, if any_rank { STREAMS } else { STREAMS_OF_TORCHRUN })
+    })
 }
 
 fn names_a_stream(map: &StreamMap) -> bool {

@@ -6,6 +6,9 @@ use super::error::{CliError, Expected};
 use super::resolve::refused;
 use super::settings::Settings;
 
+const LIBRARY: Expected = Expected::new("a file; workers in Rust are to load it as NCCL's library", "")
+    .advised(|_, _| Some("name the file itself, as in `/usr/lib/libnccl.so.2`".to_owned()));
+
 /// The library's file, from wherever workers may run.
 ///
 /// # Errors
@@ -14,7 +17,7 @@ pub(super) fn resolve_nccl_library(settings: &Settings<'_>) -> Result<Option<Pat
     let Some(found) = settings.get(&settings.args.nccl_lib) else { return Ok(None) };
     let path = settings.facts.absolute(Path::new(&found.value));
     if found.value.is_empty() || !settings.facts.is_file(&path) {
-        return Err(refused(found.origin, found.value.to_string_lossy(), Expected::Library));
+        return Err(refused(found.origin, found.value.to_string_lossy(), LIBRARY));
     }
     Ok(Some(path))
 }

@@ -3,6 +3,7 @@
 use rankrun_contract::env;
 
 use super::error::{CliError, Expected};
+use super::error::{hint_for_port_range, hint_for_size};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use bytesize::ByteSize;
@@ -11,6 +12,13 @@ use rankrun_core::device::worker_device::WorkerDevice;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
+
+const INTERFACE: Expected = Expected::new("the name of a network interface such as `eth0`", "eth0");
+const PORT_RANGE: Expected =
+    Expected::new("two ports from 1 to 65535, the lower one first, as in `29500-29599`", "29500-29599")
+        .advised(hint_for_port_range);
+const STORE_LIMIT: Expected =
+    Expected::new("a size from `1MiB` up, such as `512MiB` or `4GiB`", "4GiB").advised(hint_for_size);
 
 /// What a job of a few thousand workers needs for its own keys.
 const SMALLEST_STORE: ByteSize = ByteSize(1 << 20);
@@ -33,14 +41,14 @@ const NCCL_INTERFACE: &str = "NCCL_SOCKET_IFNAME";
 pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, CliError> {
     let iface = match settings.get(&settings.args.iface) {
         Some(Setting { origin, value }) if !is_interface(&value) => {
-            return Err(refused(origin, value, Expected::Interface));
+            return Err(refused(origin, value, INTERFACE));
         }
         found => found.map(|found| found.value),
     };
     let ports = match settings.get(&settings.args.port_range) {
         None => None,
         Some(Setting { origin, value }) => match parse_ports(&value) {
-            None => return Err(refused(origin, value, Expected::PortRange)),
+            None => return Err(refused(origin, value, PORT_RANGE)),
             found => found,
         },
     };
@@ -48,7 +56,7 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
         None => None,
         Some(Setting { origin, value }) => {
             match value.parse::<ByteSize>().ok().filter(|size| *size >= SMALLEST_STORE) {
-                None => return Err(refused(origin, value, Expected::StoreLimit)),
+                None => return Err(refused(origin, value, STORE_LIMIT)),
                 found => found,
             }
         }

@@ -15,11 +15,31 @@ use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
 use super::error::{CliError, Expected, Origin, Problem, SettingError, hint_for_port_in_host};
+use super::error::{hint_for_brackets, hint_for_place, hint_for_port};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use rankrun_core::notice::{IgnoredBecause, Notice};
 use rankrun_core::spec::rendezvous::{NodeRange, RoundTimes};
 use rankrun_core::spec::{CliFlavor, RendezvousSpec};
+
+const PORT_OF_MANY: Expected =
+    Expected::new("a port from 1 to 65535, which the other nodes know too", "29500").advised(hint_for_port);
+const PORT_NUMBER: Expected = Expected::new("a port from 0 to 65535", "29500").advised(hint_for_port);
+const HOST: Expected = Expected::new("a host name or an address", "node0").advised(hint_for_place);
+const ENDPOINT_WITH_PORT: Expected =
+    Expected::new("HOST:PORT: a static rendezvous needs the port", "node0:29400").advised(hint_for_place);
+const ENDPOINT_OF_MANY: Expected =
+    Expected::new("HOST:PORT with a port above 0, which the other nodes know too", "node0:29400")
+        .advised(hint_for_place);
+const BRACKETED_ENDPOINT: Expected =
+    Expected::new("clear: an IPv6 address stands in brackets, as in `[::1]:29400`", "node0:29400")
+        .advised(hint_for_brackets);
+const ANY_ENDPOINT: Expected = Expected::new(
+    "HOST or HOST:PORT, with a port from 0 to 65535 and an IPv6 address in brackets",
+    "node0:29400",
+)
+.advised(hint_for_place);
+const BACKEND_NAME: Expected = Expected::new("the name of a rendezvous backend", "c10d");
 
 /// `1` here: worker rank 0 opens the store instead of the agent.
 const WORKER_STORE_VARIABLE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
@@ -134,7 +154,7 @@ fn choose_mode(
     if let Some(Setting { origin, value }) = backend {
         return match value.as_str() {
             "c10d" => Ok(Mode::C10d),
-            "" => Err(refused(origin, value, Expected::BackendName)),
+            "" => Err(refused(origin, value, BACKEND_NAME)),
             "etcd" | "etcd-v2" => Err(SettingError::not_supported(origin, &value).into()),
             _ => Err(SettingError::python_plugin(origin, &value, &["static", "c10d"]).into()),
         };
@@ -142,7 +162,7 @@ fn choose_mode(
     let is_many = nodes.range.allows_many();
     if let Some(Endpoint { origin, text, host, port }) = endpoint(settings, None)? {
         if is_many && port == 0 {
-            return Err(refused(origin, text, Expected::EndpointOfMany));
+            return Err(refused(origin, text, ENDPOINT_OF_MANY));
         }
         say_unheard(settings, IgnoredBecause::Endpoint, &[ADDR, PORT], notices);
         return Ok(Mode::Static(NamedEndpoint { host, port, named_by: Some(origin) }));
@@ -151,9 +171,9 @@ fn choose_mode(
         None if is_many => STATIC_PORT,
         None => return Ok(Mode::Standalone(IgnoredBecause::ImplicitStandalone)),
         Some(Setting { origin, value }) => match u16::try_from(value) {
-            Ok(0) if is_many => return Err(refused(origin, value.to_string(), Expected::PortOfMany)),
+            Ok(0) if is_many => return Err(refused(origin, value.to_string(), PORT_OF_MANY)),
             Ok(port) => port,
-            Err(_) => return Err(refused(origin, value.to_string(), Expected::Port)),
+            Err(_) => return Err(refused(origin, value.to_string(), PORT_NUMBER)),
         },
     };
     let (host, named_by) = match settings.get(&settings.args.torchrun.master_addr) {
@@ -257,12 +277,12 @@ fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option
     let Some(Setting { origin, value }) = found else { return Ok(None) };
     // torch takes what stands behind the last colon for a port, whatever it is.
     if settings.cli_flavor == CliFlavor::Rankrun && is_bare_ipv6(&value) {
-        return Err(refused(origin, value, Expected::BracketedEndpoint));
+        return Err(refused(origin, value, BRACKETED_ENDPOINT));
     }
     match parse_endpoint(&value).map(|(host, port)| (host, port.or(default_port))) {
         Ok((host, Some(port))) => Ok(Some(Endpoint { origin, text: value, host, port })),
-        Ok((_, None)) => Err(refused(origin, value, Expected::EndpointWithPort)),
-        Err(problem) => Err(no_place(origin, value, (problem, Expected::Endpoint))),
+        Ok((_, None)) => Err(refused(origin, value, ENDPOINT_WITH_PORT)),
+        Err(problem) => Err(no_place(origin, value, (problem, ANY_ENDPOINT))),
     }
 }
 
@@ -282,7 +302,7 @@ fn host_error(origin: Origin, value: &str, host: &str, problem: Problem) -> Sett
 
 /// The host that stands in this text, which is the value or the part of it that counts.
 fn usable_host(origin: &Origin, value: &str, text: &str) -> Result<String, CliError> {
-    parse_host(text).map_err(|problem| no_place(origin.clone(), value.to_owned(), (problem, Expected::Host)))
+    parse_host(text).map_err(|problem| no_place(origin.clone(), value.to_owned(), (problem, HOST)))
 }
 
 /// torchrun publishes any text; a text that is not a host cannot be reached.

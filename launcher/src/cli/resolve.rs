@@ -12,6 +12,7 @@ use super::by_hand::resolve_left_out;
 use super::contradiction::refuse_contradicting_times;
 use super::device_request::resolve_devices;
 use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
+use super::error::hint_for_restarts;
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
@@ -32,6 +33,10 @@ use rankrun_core::notice::{IgnoredBecause, Notice};
 use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange};
 use rankrun_core::spec::stop::StopTarget;
 use rankrun_core::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults};
+
+const RESTART_COUNT: Expected =
+    Expected::new("a number of restarts from 0 to 4294967295", "3").advised(hint_for_restarts);
+const INTERVAL: Expected = Expected::new("a number of seconds above 0", "30");
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
@@ -196,14 +201,14 @@ fn resolve_max_restarts(settings: &Settings<'_>) -> Result<RestartCount, CliErro
     let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.max_restarts) else {
         return Ok(RestartCount(0));
     };
-    u32::try_from(value).map(RestartCount).map_err(|_| refused(origin, value, Expected::RestartCount))
+    u32::try_from(value).map(RestartCount).map_err(|_| refused(origin, value, RESTART_COUNT))
 }
 
 /// We do not poll, but what torchrun refuses is refused.
 fn check_monitor_interval(settings: &Settings<'_>) -> Result<(), CliError> {
     match settings.get(&settings.args.torchrun.monitor_interval) {
         Some(Setting { origin, value }) if value.is_nan() || value <= 0.0 => {
-            Err(refused(origin, value, Expected::Interval))
+            Err(refused(origin, value, INTERVAL))
         }
         _ => Ok(()),
     }

@@ -15,12 +15,18 @@ use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
 use super::option::OptionValue;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use super::values::{parse_signal, time};
+use super::values::{parse_signal, time, time_or_zero};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::restart::{
     Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
 };
+
+const FACTOR: Expected = Expected::new("a number from 1 up", "2");
+const SHARE: Expected = Expected::new("a number from 0 to 1", "0.1");
+const COUNT: Expected = Expected::new("a number from 1 to 4294967295", "2");
+const AT_LEAST_DELAY: Expected = Expected::new("as long as the first delay", "")
+    .advised(|_, _| Some("make it as long as `--restart-delay`, or leave it out".to_owned()));
 
 const DEFAULT_FACTOR: f64 = 2.0;
 const DEFAULT_CAP: Duration = Duration::from_secs(300);
@@ -46,8 +52,8 @@ pub(super) fn resolve_restart(
     workers: LocalWorldSize,
     nodes: NodeCount,
 ) -> Result<RestartPolicy, CliError> {
-    let window = time(settings, &settings.args.restart_window, Expected::Time)?;
-    let reset_after = time(settings, &settings.args.restart_reset, Expected::Time)?;
+    let window = time(settings, &settings.args.restart_window)?;
+    let reset_after = time(settings, &settings.args.restart_reset)?;
     let backoff = resolve_backoff(settings)?;
     let progress = resolve_progress(settings)?;
     refuse_without_restarts(settings)?;
@@ -81,19 +87,18 @@ fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
 }
 
 fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
-    let delay = time(settings, &settings.args.restart_delay, Expected::TimeOrZero)?;
-    let cap = time(settings, &settings.args.restart_max_delay, Expected::Time)?;
-    let factor = number(settings, &settings.args.restart_factor, Expected::Factor, |factor| factor >= 1.0)?;
-    let jitter = number(settings, &settings.args.restart_jitter, Expected::Share, |share| {
-        (0.0..=1.0).contains(&share)
-    })?;
+    let delay = time_or_zero(settings, &settings.args.restart_delay)?;
+    let cap = time(settings, &settings.args.restart_max_delay)?;
+    let factor = number(settings, &settings.args.restart_factor, FACTOR, |factor| factor >= 1.0)?;
+    let jitter =
+        number(settings, &settings.args.restart_jitter, SHARE, |share| (0.0..=1.0).contains(&share))?;
     refuse_without_delay(settings, delay.as_ref())?;
     let Some(delay) = delay.map(|delay| delay.value) else { return Ok(None) };
     if let Some(Setting { origin, value }) = &cap
         && *value < delay
     {
         let value = humantime::format_duration(*value);
-        return Err(refused(origin.clone(), value, Expected::AtLeastDelay));
+        return Err(refused(origin.clone(), value, AT_LEAST_DELAY));
     }
     let cap = cap.map_or(DEFAULT_CAP.max(delay), |cap| cap.value);
     let factor = factor.unwrap_or(DEFAULT_FACTOR);
@@ -121,7 +126,7 @@ fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, Cl
         None => None,
         Some(Setting { origin, value }) => match u32::try_from(value) {
             Ok(restarts) if restarts > 0 => Some((origin, restarts)),
-            _ => return Err(refused(origin, value, Expected::Count)),
+            _ => return Err(refused(origin, value, COUNT)),
         },
     };
     match (settings.get(&settings.args.progress_dir).filter(|folder| !folder.value.is_empty()), restarts) {

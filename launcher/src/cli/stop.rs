@@ -9,9 +9,11 @@ use super::option::LaunchOption;
 use super::python_text::{parse_float, parse_int};
 use super::resolve::refused;
 use super::settings::{Setting, Settings, WrittenOption};
-use super::values::{parse_time, time};
+use super::values::{TIME_OR_ZERO, parse_time, time_or_zero};
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
+
+const SECONDS: Expected = Expected::new("a number of seconds from 0 up", "30");
 
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// Long enough for uploads at the end of a run.
@@ -40,12 +42,12 @@ fn said_grace(settings: &Settings<'_>) -> Result<Option<Setting<Duration>>, CliE
     let is_typed = |written: &&WrittenOption| matches!(written.setting.origin, Origin::Option(_));
     let typed = settings.written.iter().rev().filter(is_typed).map(|written| written.option.long_name());
     let last = typed.into_iter().find(|option| ["grace", "shutdown-timeout"].contains(option));
-    let ours = time(settings, &settings.args.grace, Expected::TimeOrZero)?;
+    let ours = time_or_zero(settings, &settings.args.grace)?;
     let torch = match settings.get(&settings.args.torchrun.shutdown_timeout) {
         None => None,
         Some(Setting { origin, value }) => match parse_time(&value.to_string()) {
             Some(grace) => Some(Setting { origin, value: grace }),
-            None => return Err(refused(origin, value, Expected::Duration)),
+            None => return Err(refused(origin, value, SECONDS)),
         },
     };
     Ok(match last {
@@ -66,7 +68,7 @@ fn torchs_default(settings: &Settings<'_>) -> Result<Option<Duration>, CliError>
         Some(grace) => Ok(Some(grace)),
         None => {
             let origin = Origin::Variable(SHUTDOWN_TIMEOUT_VARIABLE.to_owned());
-            Err(refused(origin, text.to_string_lossy(), Expected::Duration))
+            Err(refused(origin, text.to_string_lossy(), SECONDS))
         }
     }
 }
@@ -75,7 +77,7 @@ fn resolve_grace_for(settings: &Settings<'_>) -> Result<GraceFor, CliError> {
     let mut grace_for = GraceFor::default();
     for (cause, Setting { origin, value }) in settings.config.graces() {
         let Some(grace) = parse_time(value) else {
-            return Err(refused(origin.clone(), value, Expected::TimeOrZero));
+            return Err(refused(origin.clone(), value, TIME_OR_ZERO));
         };
         refuse_without_cause(settings, *cause, origin)?;
         grace_for.set(*cause, grace);
@@ -105,7 +107,7 @@ fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Ori
 
 /// Under the name torchrun processes that outlive the workers are left alone, unless our variable or a file says how long.
 pub(super) fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
-    match (time(settings, &settings.args.leftover_grace, Expected::TimeOrZero)?, settings.cli_flavor) {
+    match (time_or_zero(settings, &settings.args.leftover_grace)?, settings.cli_flavor) {
         (Some(Setting { value: grace, .. }), _) => Ok(LeftoverPolicy::End { grace }),
         (None, CliFlavor::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
         (None, CliFlavor::Torchrun) => Ok(LeftoverPolicy::Keep),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rankrun_core::posix::Signal;
 
+use super::error::hint_for_time;
 use super::error::{CliError, Expected};
 use super::option::OptionValue;
 use super::python_text::parse_float;
@@ -12,23 +13,50 @@ use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use rankrun_core::spec::MAX_DURATION;
 
+pub(super) const TIME_OR_ZERO: Expected =
+    Expected::new("a time such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`", "1h30m")
+        .advised(hint_for_time);
+const TIME: Expected =
+    Expected::new("a time above 0 such as `90` (seconds), `1.5s`, `5m`, `1h30m` or `1-12:00:00`", "1h30m")
+        .advised(hint_for_time);
+
 /// humantime knows months and years; `5M` is more likely a slip for minutes.
 const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
 
-/// The time that an option or its variable says; zero only where that is expected.
+/// The time above zero that an option or its variable says.
 ///
 /// # Errors
-/// A text that is no such time.
+/// A text that is not such a time.
 pub(super) fn time(
     settings: &Settings<'_>,
     text: &Option<OptionValue<String>>,
-    expected: Expected,
+) -> Result<Option<Setting<Duration>>, CliError> {
+    time_from(settings, text, (Duration::from_nanos(1), TIME))
+}
+
+/// The time that an option or its variable says; it may be zero.
+///
+/// # Errors
+/// A text that is not a time.
+pub(super) fn time_or_zero(
+    settings: &Settings<'_>,
+    text: &Option<OptionValue<String>>,
+) -> Result<Option<Setting<Duration>>, CliError> {
+    time_from(settings, text, (Duration::ZERO, TIME_OR_ZERO))
+}
+
+/// The time of this length at least that an option or its variable says.
+///
+/// # Errors
+/// A text that is not such a time.
+pub(super) fn time_from(
+    settings: &Settings<'_>,
+    text: &Option<OptionValue<String>>,
+    (shortest, expected): (Duration, Expected),
 ) -> Result<Option<Setting<Duration>>, CliError> {
     let Some(Setting { origin, value }) = settings.get(text) else { return Ok(None) };
     match parse_time(&value) {
-        Some(time) if expected == Expected::TimeOrZero || !time.is_zero() => {
-            Ok(Some(Setting { origin, value: time }))
-        }
+        Some(time) if time >= shortest => Ok(Some(Setting { origin, value: time })),
         _ => Err(refused(origin, value, expected)),
     }
 }

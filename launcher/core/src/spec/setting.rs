@@ -49,3 +49,34 @@ impl fmt::Display for Origin {
         }
     }
 }
+
+/// What a setting accepts, for the error of another value.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected {
+    /// In words, behind "which is not".
+    text: &'static str,
+    /// A value for the hint.
+    pub example: &'static str,
+    /// The hint for a value that shows what was meant.
+    pub advice: fn(&Origin, &str) -> Option<String>,
+}
+
+impl Expected {
+    /// Hints have the example.
+    #[must_use]
+    pub const fn new(text: &'static str, example: &'static str) -> Self {
+        Self { text, example, advice: |_, _| None }
+    }
+
+    /// With hints for certain values.
+    #[must_use]
+    pub const fn advised(self, advice: fn(&Origin, &str) -> Option<String>) -> Self {
+        Self { advice, ..self }
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text)
+    }
+}

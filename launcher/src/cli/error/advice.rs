@@ -17,12 +17,13 @@ const DEVICE_WORDS: &[(&[&str], &str)] = &[
 ];
 
 /// The hint for a value that is outside of a setting's range, or no value of it.
-pub(super) fn hint_for_setting(origin: &Origin, expected: Expected, value: &str) -> String {
+pub(super) fn hint_for_setting(origin: &Origin, expected: &Expected, value: &str) -> String {
     let value = value.trim();
     if value.is_empty() {
         return hint_for_empty(origin);
     }
-    special_hint(origin, expected, value).unwrap_or_else(|| usual_hint(origin, expected))
+    let usual = || format!("write it as in `{}`", written(origin, expected.example));
+    (expected.advice)(origin, value).unwrap_or_else(usual)
 }
 
 /// The hint for a value that is not of the option's type.
@@ -36,7 +37,7 @@ pub(super) fn hint_for_type(option: &Arg, origin: &Origin, value: &str) -> Strin
         return format!("the option has no value, and takes the script for it: write `{example} {value}`");
     }
     if option.long_name() == "max-restarts" {
-        return hint_for_restarts(origin, value);
+        return restarts_hint(origin, value);
     }
     match option.kind() {
         Kind::Int => {
@@ -76,7 +77,11 @@ fn hint_for_empty(origin: &Origin) -> String {
     }
 }
 
-fn hint_for_restarts(origin: &Origin, value: &str) -> String {
+pub(in crate::cli) fn hint_for_restarts(origin: &Origin, value: &str) -> Option<String> {
+    Some(restarts_hint(origin, value))
+}
+
+fn restarts_hint(origin: &Origin, value: &str) -> String {
     const UNLIMITED: [&str; 8] =
         ["-1", "always", "forever", "inf", "infinite", "infinity", "none", "unlimited"];
     match whole(value) {
@@ -110,55 +115,42 @@ fn hint_for_choice(option: &Arg, origin: &Origin, (choices, value): (&[String], 
     }
 }
 
-/// Where the value itself shows what was meant.
-fn special_hint(origin: &Origin, expected: Expected, value: &str) -> Option<String> {
-    match expected {
-        Expected::WorkerCount => hint_for_workers(origin, value),
-        Expected::NodeCount => {
-            let (low, high) = value.split_once([':', '-', ','])?;
-            let (low, high): (u32, u32) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
-            let range = written(origin, &format!("{}:{}", low.min(high), low.max(high)));
-            Some(format!("a range is written `{range}`, the smaller number first"))
-        }
-        Expected::RestartCount => Some(hint_for_restarts(origin, value)),
-        Expected::Port | Expected::PortOfMany => value
-            .parse::<u64>()
-            .is_ok_and(|port| port > 65_535)
-            .then(|| format!("no port is above 65535; write it as in `{}`", written(origin, "29500"))),
-        Expected::Endpoint
-        | Expected::EndpointOfMany
-        | Expected::EndpointWithPort
-        | Expected::BracketedEndpoint
-        | Expected::Host => hint_for_place(origin, expected, value),
-        Expected::Time | Expected::TimeOrZero | Expected::Lease => hint_for_time(origin, value),
-        Expected::Streams { .. } => {
-            let number = match value.to_lowercase().as_str() {
-                "both" | "all" | "true" | "yes" | "on" => "3",
-                "stdout" | "out" => "1",
-                "stderr" | "err" => "2",
-                "none" | "false" | "no" | "off" => "0",
-                _ => return None,
-            };
-            Some(format!(
-                "write `{}`: 1 is stdout, 2 is stderr, 3 is both, 0 is none",
-                written(origin, number)
-            ))
-        }
-        Expected::StoreLimit => value
-            .bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then(|| format!("write the unit too, as in `{}`", written(origin, &format!("{value}GiB")))),
-        Expected::PortRange => {
-            let (first, last) = value.split_once(['-', ':', ','])?;
-            let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            let range = format!("{}-{}", first.min(last).max(1), first.max(last).max(1));
-            Some(format!("write `{}`", written(origin, &range)))
-        }
-        _ => None,
-    }
+pub(in crate::cli) fn hint_for_nodes(origin: &Origin, value: &str) -> Option<String> {
+    let (low, high) = value.split_once([':', '-', ','])?;
+    let (low, high): (u32, u32) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+    let range = written(origin, &format!("{}:{}", low.min(high), low.max(high)));
+    Some(format!("a range is written `{range}`, the smaller number first"))
 }
 
-fn hint_for_workers(origin: &Origin, value: &str) -> Option<String> {
+pub(in crate::cli) fn hint_for_port(origin: &Origin, value: &str) -> Option<String> {
+    let is_too_high = value.parse::<u64>().is_ok_and(|port| port > 65_535);
+    is_too_high.then(|| format!("no port is above 65535; write it as in `{}`", written(origin, "29500")))
+}
+
+pub(in crate::cli) fn hint_for_streams(origin: &Origin, value: &str) -> Option<String> {
+    let number = match value.to_lowercase().as_str() {
+        "both" | "all" | "true" | "yes" | "on" => "3",
+        "stdout" | "out" => "1",
+        "stderr" | "err" => "2",
+        "none" | "false" | "no" | "off" => "0",
+        _ => return None,
+    };
+    Some(format!("write `{}`: 1 is stdout, 2 is stderr, 3 is both, 0 is none", written(origin, number)))
+}
+
+pub(in crate::cli) fn hint_for_size(origin: &Origin, value: &str) -> Option<String> {
+    let is_number = value.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| format!("write the unit too, as in `{}`", written(origin, &format!("{value}GiB"))))
+}
+
+pub(in crate::cli) fn hint_for_port_range(origin: &Origin, value: &str) -> Option<String> {
+    let (first, last) = value.split_once(['-', ':', ','])?;
+    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    let range = format!("{}-{}", first.min(last).max(1), first.max(last).max(1));
+    Some(format!("write `{}`", written(origin, &range)))
+}
+
+pub(in crate::cli) fn hint_for_workers(origin: &Origin, value: &str) -> Option<String> {
     if let Some(number) = whole(value) {
         return Some(format!("write a number without a point: `{}`", written(origin, &number)));
     }
@@ -171,7 +163,7 @@ fn hint_for_workers(origin: &Origin, value: &str) -> Option<String> {
     Some(format!("did you mean `{word}`?"))
 }
 
-fn hint_for_time(origin: &Origin, value: &str) -> Option<String> {
+pub(in crate::cli) fn hint_for_time(origin: &Origin, value: &str) -> Option<String> {
     if value.parse::<f64>() == Ok(0.0) {
         return Some(match origin {
             Origin::Option(name) => format!("leave `--{name}` out where no time is meant"),
@@ -184,8 +176,20 @@ fn hint_for_time(origin: &Origin, value: &str) -> Option<String> {
         .then(|| format!("write a point in place of the comma: `{}`", written(origin, &pointed)))
 }
 
-/// An address with a scheme, a path, several hosts, an unset variable or a wrong port.
-fn hint_for_place(origin: &Origin, expected: Expected, value: &str) -> Option<String> {
+/// An address with a wrong port, or one that no address has.
+pub(in crate::cli) fn hint_for_place(origin: &Origin, value: &str) -> Option<String> {
+    place_hint(origin, value).or_else(|| {
+        let (host, port) = value.rsplit_once(':')?;
+        Some(match port.parse::<u64>() {
+            Ok(65_536..) => format!("no port is above 65535; the usual one is 29400: `{host}:29400`"),
+            Ok(_) => return None,
+            Err(_) => format!("`{port}` is not a port number; write it as in `{host}:29400`"),
+        })
+    })
+}
+
+/// An address with a scheme, a path, several hosts or an unset variable.
+fn place_hint(origin: &Origin, value: &str) -> Option<String> {
     if let Some((scheme, rest)) = value.split_once("://") {
         let place = written(origin, rest.split('/').next().unwrap_or_default());
         return Some(format!("leave `{scheme}://` out: `{place}`"));
@@ -204,14 +208,14 @@ fn hint_for_place(origin: &Origin, expected: Expected, value: &str) -> Option<St
                 .to_owned(),
         );
     }
-    let (host, port) = value.rsplit_once(':')?;
-    if expected == Expected::BracketedEndpoint {
-        return Some(format!("write `{}`", written(origin, &format!("[{host}]:{port}"))));
-    }
-    Some(match port.parse::<u64>() {
-        Ok(65_536..) => format!("no port is above 65535; the usual one is 29400: `{host}:29400`"),
-        Ok(_) => return None,
-        Err(_) => format!("`{port}` is not a port number; write it as in `{host}:29400`"),
+    None
+}
+
+/// An IPv6 address without brackets.
+pub(in crate::cli) fn hint_for_brackets(origin: &Origin, value: &str) -> Option<String> {
+    place_hint(origin, value).or_else(|| {
+        let (host, port) = value.rsplit_once(':')?;
+        Some(format!("write `{}`", written(origin, &format!("[{host}]:{port}"))))
     })
 }
 
@@ -234,37 +238,6 @@ pub(in crate::cli) fn hint_for_port_in_host(origin: &Origin, value: &str) -> Opt
     let (host, port) = value.split_once(':').filter(|_| *origin == Origin::Option("master-addr"))?;
     let is_port = port.parse::<u16>().is_ok() && !host.is_empty();
     is_port.then(|| format!("the port has its own option: `--master-addr {host} --master-port {port}`"))
-}
-
-/// Where only an example helps.
-fn usual_hint(origin: &Origin, expected: Expected) -> String {
-    let example = match expected {
-        Expected::WorkerCount => "4",
-        Expected::NodeCount | Expected::Count => "2",
-        Expected::Interval | Expected::ProbeLimit | Expected::Duration => "30",
-        Expected::WarnSignal => "USR1@60",
-        Expected::Time | Expected::TimeOrZero => "1h30m",
-        Expected::Lease => "5s",
-        Expected::Factor => "2",
-        Expected::Share => "0.1",
-        Expected::Port | Expected::PortOfMany => "29500",
-        Expected::PortRange => "29500-29599",
-        Expected::StoreLimit => "4GiB",
-        Expected::Interface => "eth0",
-        Expected::Host => "node0",
-        Expected::Endpoint
-        | Expected::EndpointWithPort
-        | Expected::EndpointOfMany
-        | Expected::BracketedEndpoint => "node0:29400",
-        Expected::LocalRanks => "0,2",
-        Expected::Streams { .. } => "3",
-        Expected::NodeRank | Expected::OnlyNodeRank => "0",
-        Expected::RestartCount => "3",
-        Expected::BackendName => "c10d",
-        Expected::AtLeastDelay => return "make it as long as `--restart-delay`, or leave it out".to_owned(),
-        Expected::Library => return "name the file itself, as in `/usr/lib/libnccl.so.2`".to_owned(),
-    };
-    format!("write it as in `{}`", written(origin, example))
 }
 
 /// `8.0` as `8`.
@@ -295,40 +268,43 @@ mod tests {
 
     #[test]
     fn setting_hint_suggests_valid_value() {
-        for (expected, value, hint) in [
-            (Expected::WorkerCount, "8.0", "`--x 8`"),
-            (Expected::WorkerCount, "gpus", "did you mean `gpu`?"),
-            (Expected::WorkerCount, "-1", "at least one worker"),
-            (Expected::WorkerCount, "four", "`--x 4`"),
-            (Expected::NodeCount, "4:2", "`--x 2:4`"),
-            (Expected::NodeCount, "1-4", "`--x 1:4`"),
-            (Expected::NodeCount, "many", "`--x 2`"),
-            (Expected::RestartCount, "-1", "`--x 1000000`"),
-            (Expected::Port, "99999", "no port is above 65535"),
-            (Expected::Port, "-1", "`--x 29500`"),
-            (Expected::Endpoint, "tcp://a:1/b", "leave `tcp://` out: `--x a:1`"),
-            (Expected::Endpoint, "a:1/b", "leave the path out: `--x a:1`"),
-            (Expected::Endpoint, "a:1,b:1", "name one host"),
-            (Expected::Endpoint, ":", "check that it is set"),
-            (Expected::Endpoint, "a:http", "`http` is not a port number"),
-            (Expected::BracketedEndpoint, "fd00::1:5", "`--x [fd00::1]:5`"),
-            (Expected::Time, "1,5", "`--x 1.5`"),
-            (Expected::Time, "0", "leave `--x` out"),
-            (Expected::Time, "2x", "`--x 1h30m`"),
-            (Expected::Streams { any_rank: true }, "both", "`--x 3`"),
-            (Expected::StoreLimit, "4", "`--x 4GiB`"),
-            (Expected::PortRange, "9-5", "`--x 5-9`"),
-            (Expected::NodeCount, " ", "check that it is set"),
+        type Advice = fn(&Origin, &str) -> Option<String>;
+        for (advice, value, hint) in [
+            (hint_for_workers as Advice, "8.0", "`--x 8`"),
+            (hint_for_workers, "gpus", "did you mean `gpu`?"),
+            (hint_for_workers, "-1", "at least one worker"),
+            (hint_for_workers, "four", "`--x 4`"),
+            (hint_for_nodes, "4:2", "`--x 2:4`"),
+            (hint_for_nodes, "1-4", "`--x 1:4`"),
+            (hint_for_nodes, "many", "`--x 4`"),
+            (hint_for_restarts, "-1", "`--x 1000000`"),
+            (hint_for_port, "99999", "no port is above 65535"),
+            (hint_for_port, "-1", "`--x 4`"),
+            (hint_for_place, "tcp://a:1/b", "leave `tcp://` out: `--x a:1`"),
+            (hint_for_place, "a:1/b", "leave the path out: `--x a:1`"),
+            (hint_for_place, "a:1,b:1", "name one host"),
+            (hint_for_place, ":", "check that it is set"),
+            (hint_for_place, "a:http", "`http` is not a port number"),
+            (hint_for_brackets, "fd00::1:5", "`--x [fd00::1]:5`"),
+            (hint_for_time, "1,5", "`--x 1.5`"),
+            (hint_for_time, "0", "leave `--x` out"),
+            (hint_for_time, "2x", "`--x 4`"),
+            (hint_for_streams, "both", "`--x 3`"),
+            (hint_for_size, "4", "`--x 4GiB`"),
+            (hint_for_port_range, "9-5", "`--x 5-9`"),
+            (hint_for_nodes, " ", "check that it is set"),
         ] {
-            let said = hint_for_setting(&OPTION, expected, value);
-            assert!(said.contains(hint), "{expected:?} {value}: {said}");
+            let expected = Expected::new("a value", "4").advised(advice);
+            let said = hint_for_setting(&OPTION, &expected, value);
+            assert!(said.contains(hint), "{value}: {said}");
         }
     }
 
     #[test]
     fn setting_hint_uses_form_of_its_origin() {
         let variable = Origin::Variable("PET_X".to_owned());
-        assert_eq!(hint_for_setting(&variable, Expected::NodeCount, ""), "give `PET_X` a value, or unset it");
-        assert!(hint_for_setting(&variable, Expected::Port, "x").contains("`PET_X=29500`"));
+        let expected = Expected::new("a port", "29500");
+        assert_eq!(hint_for_setting(&variable, &expected, ""), "give `PET_X` a value, or unset it");
+        assert!(hint_for_setting(&variable, &expected, "x").contains("`PET_X=29500`"));
     }
 }

@@ -43,7 +43,7 @@ impl SettingError {
     /// Another value is expected.
     pub(in crate::cli) fn unexpected(origin: Origin, value: impl ToString, expected: Expected) -> Self {
         let value = value.to_string();
-        let hint = advice::hint_for_setting(&origin, expected, &value);
+        let hint = advice::hint_for_setting(&origin, &expected, &value);
         Self::of_value(origin, value, format!("which is not {expected}"), hint)
     }
 

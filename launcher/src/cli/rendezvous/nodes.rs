@@ -2,6 +2,7 @@
 
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
+use crate::cli::error::hint_for_nodes;
 use crate::cli::error::{CliError, Expected, Origin, SettingError};
 use crate::cli::python_text::parse_int;
 use crate::cli::resolve::refused;
@@ -9,6 +10,12 @@ use crate::cli::settings::{Setting, Settings};
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::rendezvous::NodeRange;
+
+const NODE_COUNT: Expected =
+    Expected::new("a number of nodes from 1 to 65536, or MIN:MAX with MIN ≤ MAX", "2")
+        .advised(hint_for_nodes);
+const ONLY_NODE_RANK: Expected = Expected::new("0, the only node rank of a job of one node", "0");
+const NODE_RANK: Expected = Expected::new("a node rank from 0 to 4294967295", "0");
 
 /// No job has more nodes: their state must fit into one value of the store.
 pub(in crate::cli) const MOST_NODES: u32 = 65_536;
@@ -31,7 +38,7 @@ impl Nodes {
             return Ok(Self { range: NodeRange::ONE, setting: None });
         };
         match parse_nodes(&value) {
-            None => Err(refused(origin, value, Expected::NodeCount)),
+            None => Err(refused(origin, value, NODE_COUNT)),
             Some(range) => Ok(Self { range, setting: Some(Setting { origin, value }) }),
         }
     }
@@ -107,7 +114,7 @@ pub(super) fn rank_among(given: Option<Setting<i128>>, nodes: NodeCount) -> Resu
     let Some(Setting { origin, value }) = given else { return Ok(NodeRank(0)) };
     match u32::try_from(value) {
         Ok(rank) if rank < nodes.get() => Ok(NodeRank(rank)),
-        _ if nodes == NodeCount::ONE => Err(refused(origin, value.to_string(), Expected::OnlyNodeRank)),
+        _ if nodes == NodeCount::ONE => Err(refused(origin, value.to_string(), ONLY_NODE_RANK)),
         _ => {
             let last = nodes.get() - 1;
             let problem = format!("and the node ranks of a job of {nodes} nodes are 0 to {last}");
@@ -125,6 +132,6 @@ pub(super) fn rank_in_order(given: Option<Setting<i128>>) -> Result<Option<NodeR
     let Some(Setting { origin, value }) = given else { return Ok(None) };
     match u32::try_from(value) {
         Ok(rank) => Ok(Some(NodeRank(rank))),
-        Err(_) => Err(refused(origin, value.to_string(), Expected::NodeRank)),
+        Err(_) => Err(refused(origin, value.to_string(), NODE_RANK)),
     }
 }

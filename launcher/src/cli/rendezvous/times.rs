@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use super::conf::{Conf, ConfItem};
 use crate::cli::contradiction::{refuse_pair, without_effect};
+use crate::cli::error::hint_for_time;
 use crate::cli::error::{CliError, Expected, Origin, Problem};
 use crate::cli::resolve::refused;
 use crate::cli::settings::{Setting, Settings};
-use crate::cli::values::time;
+use crate::cli::values::{time, time_from};
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::rendezvous::RoundTimes;
+
+const LEASE: Expected = Expected::new("a time of 2 s or more such as `5s`", "5s").advised(hint_for_time);
 
 /// Options without a meaning for a job of one node.
 pub(super) const OF_SEVERAL_NODES: [&str; 3] = ["lease", "join-timeout", "last-call"];
@@ -45,15 +48,15 @@ pub(super) fn refuse_idle(settings: &Settings<'_>, options: &[&str]) -> Result<(
 /// Times that cannot be read, or are too short, and two that contradict each other.
 pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<RoundTimes, CliError> {
     let Conf { mut times, join, last_call, has_read_timeout, .. } = conf;
-    if let Some(Setting { origin, value }) = time(settings, &settings.args.lease, Expected::Lease)? {
+    let above_zero = (Duration::from_nanos(1), LEASE);
+    if let Some(Setting { origin, value }) = time_from(settings, &settings.args.lease, above_zero)? {
         if value < SHORTEST_LEASE {
-            return Err(refused(origin, humantime::format_duration(value).to_string(), Expected::Lease));
+            return Err(refused(origin, humantime::format_duration(value).to_string(), LEASE));
         }
         times.lease = value;
     }
-    times.join = over(times.join, join, time(settings, &settings.args.join_timeout, Expected::Time)?)?;
-    times.last_call =
-        over(times.last_call, last_call, time(settings, &settings.args.last_call, Expected::Time)?)?;
+    times.join = over(times.join, join, time(settings, &settings.args.join_timeout)?)?;
+    times.last_call = over(times.last_call, last_call, time(settings, &settings.args.last_call)?)?;
     // The node that hosts may come as late as any other; torchrun gives it less time.
     let waits_for_host = settings.cli_flavor == CliFlavor::Rankrun && !has_read_timeout;
     times.connect = if waits_for_host { times.join } else { times.read };
