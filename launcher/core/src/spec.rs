@@ -1,11 +1,13 @@
-//! The resolved request of a user: one `LaunchSpec`, whatever the grammar it was typed in. Plain data without a trace
-//! of clap; `cli` makes it, the agent reads it.
+//! The resolved request of a user: one `LaunchSpec`, whatever the grammar it was typed in. Plain data; `cli`
+//! makes it, the agent reads it.
 
 pub mod device_request;
+pub mod options;
 pub mod output_stream;
 pub mod rendezvous;
 pub mod restart;
 pub mod setting;
+pub mod signal;
 pub mod stop;
 
 use std::collections::BTreeSet;
@@ -19,9 +21,10 @@ use crate::device::DeviceType;
 use crate::device::Visibility;
 use crate::device::worker_device::WorkerDevice;
 use crate::spec::device_request::DeviceRequest;
+use crate::spec::options::IndependentOptions;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::{LeftoverPolicy, StopPolicy, StopTarget, TimeLimit};
+use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
 
 /// No time that is asked for is longer: longer than any job, and short enough to be added to any instant.
@@ -85,8 +88,6 @@ pub struct LaunchSpec {
     pub restart: RestartPolicy,
     /// How a worker group is stopped.
     pub stop: StopPolicy,
-    /// The processes of a worker that get the signal to stop.
-    pub stop_target: StopTarget,
     /// Treatment of processes that outlive the workers of a job that succeeded.
     pub leftovers: LeftoverPolicy,
     /// `--start-timeout`: every worker of a generation has joined the store within this time.
@@ -117,6 +118,8 @@ pub struct LaunchSpec {
     pub external_worker: Option<LocalRank>,
     /// The value of `RANKRUN_NESTING` for the workers.
     pub nesting: String,
+    /// Options that need no other setting.
+    pub options: IndependentOptions,
 }
 
 impl LaunchSpec {
@@ -466,7 +469,6 @@ pub fn example() -> LaunchSpec {
         max_restarts: RestartCount(0),
         restart: RestartPolicy::default(),
         stop: StopPolicy { grace: Duration::from_secs(30), grace_for: stop::GraceFor::default() },
-        stop_target: StopTarget::Group,
         leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
         start_timeout: None,
         time_limit: None,
@@ -495,5 +497,6 @@ pub fn example() -> LaunchSpec {
         parent_error_file: None,
         external_worker: None,
         nesting: String::new(),
+        options: IndependentOptions::default(),
     }
 }

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use rankrun_core::posix::Signal;
-
 use super::contradiction::{refuse_pair, shown};
 use super::error::{CliError, Expected, Problem, SettingError};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use super::values::{parse_signal, parse_time, time};
+use super::values::{parse_time, time};
 use rankrun_core::notice::Notice;
+use rankrun_core::spec::signal::CatchableSignal;
 use rankrun_core::spec::stop::{EarlyWarning, TimeLimit};
 use rankrun_core::spec::{RendezvousSpec, StoreHost};
 
@@ -82,14 +81,15 @@ fn parse_warning(text: &str) -> Option<EarlyWarning> {
         Some((name, before)) => (name, parse_time(before).filter(|before| !before.is_zero())?),
         None => (text, DEFAULT_WARNING),
     };
-    let signal = parse_signal(name)?;
-    // No worker can handle these.
-    (!matches!(signal, Signal::SIGKILL | Signal::SIGSTOP)).then_some(EarlyWarning { signal, before })
+    let CatchableSignal(signal) = name.parse().ok()?;
+    Some(EarlyWarning { signal, before })
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
+
+    use nix::sys::signal::Signal;
 
     use super::*;
     use crate::cli::{Command, interpret};

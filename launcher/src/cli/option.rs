@@ -17,7 +17,6 @@ use super::torchrun::TorchrunArgs;
 use rankrun_core::device::affinity::NumaBinding;
 use rankrun_core::device::order::DeviceOrder;
 use rankrun_core::device::{DeviceType, Visibility};
-use rankrun_core::spec::stop::StopTarget;
 use rankrun_core::spec::{CliFlavor, StdinPolicy};
 
 /// Which values an option takes.
@@ -162,16 +161,6 @@ impl FromText for Visibility {
     }
 }
 
-impl FromText for StopTarget {
-    fn from_text(text: &OsStr) -> Option<Self> {
-        [Self::Rank, Self::Group].into_iter().find(|target| text == target.as_str())
-    }
-
-    fn choices() -> Vec<&'static str> {
-        vec!["rank", "group"]
-    }
-}
-
 /// The value of an option, and the option that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OptionValue<T> {
@@ -255,12 +244,10 @@ pub(super) fn command(cli_flavor: CliFlavor) -> &'static Command {
 /// What clap needs to know of all options.
 fn with_flags(command: Command) -> Command {
     let command = command.disable_help_flag(true).disable_version_flag(true).args_override_self(true);
-    command.hide_possible_values(true).mut_args(|arg| {
-        if arg.kind() == Kind::Flag && arg.get_action().takes_values() {
-            arg.num_args(0).default_missing_value("")
-        } else {
-            arg
-        }
+    command.hide_possible_values(true).mut_args(|arg| match arg.kind() {
+        Kind::Flag if arg.get_action().takes_values() => arg.num_args(0).default_missing_value(""),
+        Kind::Choice(choices) => arg.required(false).value_name(choices.join("|")),
+        _ => arg.required(false),
     })
 }
 
@@ -414,7 +401,6 @@ mod tests {
         assert_eq!(read::<DeviceType>(), DeviceType::ALL);
         assert_eq!(read::<DeviceOrder>(), DeviceOrder::ALL);
         assert_eq!(read::<Visibility>(), [Visibility::Whole, Visibility::Own]);
-        assert_eq!(read::<StopTarget>(), [StopTarget::Rank, StopTarget::Group]);
         assert_eq!(read::<Shell>(), [Shell::Bash, Shell::Zsh, Shell::Tcsh]);
     }
 }

@@ -11,7 +11,7 @@ use super::torchrun::TorchrunArgs;
 use rankrun_core::device::order::DeviceOrder;
 use rankrun_core::device::{DeviceType, Visibility};
 use rankrun_core::spec::StdinPolicy;
-use rankrun_core::spec::stop::StopTarget;
+use rankrun_core::spec::options::IndependentOptions;
 
 /// The options of rankrun.
 #[derive(Debug, Clone, Default, Args)]
@@ -29,10 +29,8 @@ pub(super) struct RankrunArgs {
     /// [default: 30]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]
     pub(super) leftover_grace: Option<OptionValue<String>>,
-    /// Which processes of a worker get the signal that stops it: the rank alone, so that its data loaders can serve it
-    /// while it saves, or its whole group; SIGKILL ends the group [default: group]
-    #[arg(long, value_name = "rank|group", help_heading = STOPPING)]
-    pub(super) stop_signal_to: Option<OptionValue<StopTarget>>,
+    #[command(flatten)]
+    pub(super) independent: IndependentOptions,
     /// A generation has failed if not every worker has joined the store within this time of its start [default: no
     /// limit]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]
@@ -89,15 +87,15 @@ pub(super) struct RankrunArgs {
     #[arg(long, value_name = "LIST|all|idle|none", allow_negative_numbers = true, help_heading = DEVICES, display_order = 0)]
     pub(super) devices: Option<OptionValue<String>>,
     /// Which kind of device [default: the first of these that is there]
-    #[arg(long, value_name = "cuda|rocm|xpu|hpu|npu|mps|cpu", help_heading = DEVICES, display_order = 1)]
+    #[arg(long, help_heading = DEVICES, display_order = 1)]
     pub(super) device_type: Option<OptionValue<DeviceType>>,
     /// In which order the devices become ranks; `fastest` is the CUDA driver's own answer, `topology` makes neighbours
     /// of those on the fastest link [default: as-listed]
-    #[arg(long, value_name = "pci|fastest|as-listed|free-memory|topology", help_heading = DEVICES)]
+    #[arg(long, help_heading = DEVICES)]
     pub(super) device_order: Option<OptionValue<DeviceOrder>>,
     /// What a worker sees: the whole list, of which it takes its LOCAL_RANK, or its own device alone, with LOCAL_RANK 0
     /// [default: all]
-    #[arg(long, value_name = "all|own", help_heading = DEVICES)]
+    #[arg(long, help_heading = DEVICES)]
     pub(super) device_visibility: Option<OptionValue<Visibility>>,
     /// Let several workers share a device where there are more workers than devices
     #[arg(long, help_heading = DEVICES)]

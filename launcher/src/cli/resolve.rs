@@ -31,7 +31,6 @@ use super::suggest::tell_unknown_variables;
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::{IgnoredBecause, Notice};
 use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange};
-use rankrun_core::spec::stop::StopTarget;
 use rankrun_core::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults};
 
 const RESTART_COUNT: Expected =
@@ -90,7 +89,6 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
         max_restarts,
         restart,
         stop: resolve_stop(&settings)?,
-        stop_target: settings.args.stop_signal_to.as_ref().map_or(StopTarget::Group, |target| target.value),
         leftovers: resolve_leftovers(&settings)?,
         start_timeout,
         time_limit,
@@ -107,6 +105,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         external_worker: left_out,
         nesting,
+        options: settings.args.independent.clone(),
     };
     Ok(Launch { spec, verbosity, notices })
 }

@@ -15,12 +15,13 @@ use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
 use super::option::OptionValue;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use super::values::{parse_signal, time, time_or_zero};
+use super::values::{time, time_or_zero};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::restart::{
     Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
 };
+use rankrun_core::spec::signal::parse_signal;
 
 const FACTOR: Expected = Expected::new("a number from 1 up", "2");
 const SHARE: Expected = Expected::new("a number from 0 to 1", "0.1");

@@ -71,7 +71,8 @@ pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<ParsedA
         }
         ClapOutcome::Version => return Ok(ParsedArgs::Version),
     };
-    let args = RankrunArgs::from_arg_matches(&matches).expect("no option is required");
+    let mut args = RankrunArgs::default();
+    args.update_from_arg_matches(&matches).expect("no option is required");
     if let Some(shell) = &args.torchrun.print_completion {
         return Ok(ParsedArgs::Completion(shell.value));
     }
@@ -120,22 +121,21 @@ fn match_words(
         Ok(matches) => return Ok(ClapOutcome::Options(matches)),
         Err(error) => error,
     };
-    let text = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.as_str(),
-        _ => "",
-    };
-    match (error.kind(), find_option(text(ContextKind::InvalidArg))) {
+    let (long, value) = invalid_option(&error, words);
+    match (error.kind(), find_option(&long)) {
         (clap::error::ErrorKind::DisplayHelp, _) => Ok(ClapOutcome::Help),
         (clap::error::ErrorKind::DisplayVersion, _) => Ok(ClapOutcome::Version),
         (_, Some(option)) => {
             let origin = written.iter().find(|written| written.option == option);
             let origin =
                 origin.map_or(Origin::Option(option.long_name()), |written| written.setting.origin.clone());
-            let value = text(ContextKind::InvalidValue).to_owned();
-            Err(if option.kind() == Kind::Text {
-                SettingError::not_unicode(origin, &value).into()
-            } else {
-                CliError::Usage { cli_flavor, error: UsageError::BadValue { option, origin, value } }
+            let expected = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+            Err(match (expected, option.kind()) {
+                (Some(expected), _) => SettingError::unexpected(origin, value, *expected).into(),
+                (None, Kind::Text) => SettingError::not_unicode(origin, &value).into(),
+                (None, _) => {
+                    CliError::Usage { cli_flavor, error: UsageError::BadValue { option, origin, value } }
+                }
             })
         }
         (_, None) => {
@@ -143,6 +143,28 @@ fn match_words(
             Err(CliError::Usage { cli_flavor, error: UsageError::Unknown { words } })
         }
     }
+}
+
+/// The long name and the value of the option that clap refuses. Of a value that is not Unicode clap names no option.
+fn invalid_option(error: &clap::Error, words: &[OsString]) -> (String, String) {
+    let is_refused = |word: &&OsString| {
+        word.to_str().is_none() && command(CliFlavor::Rankrun).clone().try_get_matches_from([word]).is_err()
+    };
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let (named, value) = match error.kind() {
+        clap::error::ErrorKind::InvalidUtf8 => {
+            let word = words.iter().find(is_refused).map(|word| word.to_string_lossy().into_owned());
+            let parts = word.as_ref().and_then(|word| word.split_once('='));
+            parts.map(|(name, value)| (name.to_owned(), value.to_owned())).unwrap_or_default()
+        }
+        _ => (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue)),
+    };
+    // clap writes `--name <VALUE>`.
+    let long = named.trim_start_matches("--").split(' ').next().unwrap_or_default();
+    (long.to_owned(), value)
 }
 
 /// What was typed, over what the environment says, over what a file says.

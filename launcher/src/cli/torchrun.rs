@@ -53,7 +53,7 @@ pub(super) struct TorchrunArgs {
     #[arg(long, value_name = "SECONDS", help_heading = COMPATIBILITY)]
     pub(super) monitor_interval: Option<OptionValue<f64>>,
     /// Accepted, without effect: every worker is a fresh process
-    #[arg(long, value_name = "spawn|fork|forkserver", help_heading = COMPATIBILITY)]
+    #[arg(long, help_heading = COMPATIBILITY)]
     pub(super) start_method: Option<OptionValue<StartMethod>>,
     /// Where torch's events go: nowhere, or to standard error as JSON lines; handlers of your own need Python [default:
     /// null]
@@ -114,7 +114,7 @@ pub(super) struct TorchrunArgs {
     pub(super) logs_specs: Option<OptionValue<String>>,
     /// Bind each worker to CPUs near its accelerator: its NUMA node, its socket, its share of the node's cores, or one
     /// last-level cache [default: not bound]
-    #[arg(long, value_name = "node|socket|exclusive|core-complex", help_heading = DEVICES)]
+    #[arg(long, help_heading = DEVICES)]
     pub(super) numa_binding: Option<OptionValue<NumaBinding>>,
     /// Signals that stop the job; the workers get the same one [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
     #[arg(long, value_name = "SIGNALS", help_heading = STOPPING)]
@@ -126,6 +126,6 @@ pub(super) struct TorchrunArgs {
     #[arg(long, help_heading = COMPATIBILITY)]
     pub(super) virtual_local_rank: Option<OptionValue<Flag>>,
     /// Print a completion script for this shell and exit
-    #[arg(long, value_name = "bash|zsh|tcsh", help_heading = COMPATIBILITY)]
+    #[arg(long, help_heading = COMPATIBILITY)]
     pub(super) print_completion: Option<OptionValue<Shell>>,
 }

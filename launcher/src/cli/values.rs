@@ -1,9 +1,6 @@
-//! Values as people write them, wherever an option asks for one: times and signals.
+//! Values as people write them, wherever an option asks for one: times.
 
-use std::str::FromStr;
 use std::time::Duration;
-
-use rankrun_core::posix::Signal;
 
 use super::error::hint_for_time;
 use super::error::{CliError, Expected};
@@ -111,15 +108,6 @@ fn parse_units(text: &str) -> Option<Duration> {
     humantime::parse_duration(text).ok()
 }
 
-/// A signal by its number or its name, with or without `SIG`.
-pub(super) fn parse_signal(text: &str) -> Option<Signal> {
-    if let Ok(number) = text.parse::<i32>() {
-        return Signal::try_from(number).ok();
-    }
-    let name = text.to_ascii_uppercase();
-    Signal::from_str(&name).or_else(|_| Signal::from_str(&format!("SIG{name}"))).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -187,16 +175,6 @@ mod tests {
         #[test]
         fn parsed_time_is_within_limit(text in "[0-9.:smhdMy e-]{0,12}|\\PC{0,12}") {
             prop_assert!(parse_time(&text).is_none_or(|time| time <= MAX_DURATION));
-        }
-    }
-
-    #[test]
-    fn signal_is_parsed_from_name_or_number() {
-        for text in ["KILL", "SIGKILL", "kill", "9"] {
-            assert_eq!(parse_signal(text), Some(Signal::SIGKILL), "`{text}`");
-        }
-        for text in ["", "0", "65", "SIG", "NONE", "-9"] {
-            assert_eq!(parse_signal(text), None, "`{text}`");
         }
     }
 }

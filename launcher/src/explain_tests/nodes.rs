@@ -125,7 +125,7 @@ fn each_node_setting_names_its_source() {
     );
     let alone = explained("rankrun explain x.py", &[]);
     assert_eq!(values_and_sources(&alone, &["nnodes"]), [(Some(known("1")), SettingOrigin::Default)]);
-    assert!(alone.settings.iter().all(|setting| !names[1..].contains(&setting.name)));
+    assert!(alone.settings.iter().all(|setting| !names[1..].contains(&&*setting.name)));
 }
 
 #[test]

@@ -15,10 +15,12 @@ const CRATES: [(&str, &str); 4] = [
 ];
 
 /// What the pure crate may link: data and text, no system call.
-const WITHOUT_IO: [&str; 9] = [
+const WITHOUT_IO: [&str; 10] = [
     "rankrun-contract",
     "base64",
     "bytesize",
+    // An option is described where its type is. Only the command line runs it.
+    "clap",
     "humantime",
     "memchr",
     "serde",

@@ -80,3 +80,5 @@ impl fmt::Display for Expected {
         f.write_str(self.text)
     }
 }
+
+impl std::error::Error for Expected {}

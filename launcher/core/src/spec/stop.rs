@@ -5,6 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::posix::Signal;
+use clap::ValueEnum;
+use serde::Serialize;
 
 /// How long workers may take to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,24 +18,14 @@ pub struct StopPolicy {
 }
 
 /// The processes of a worker that get the signal to stop. SIGKILL ends the whole group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum StopTarget {
     /// The worker alone: what it has started can serve it while it saves its work.
     Rank,
     /// The process group of the worker, as under torchrun.
     #[default]
     Group,
-}
-
-impl StopTarget {
-    /// The value of `--stop-signal-to`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Rank => "rank",
-            Self::Group => "group",
-        }
-    }
 }
 
 /// The treatment of processes that outlive the workers of a successful job. After any other end they are killed.

@@ -418,7 +418,7 @@ impl WorkerGroup {
 
     pub(super) fn signal(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
         let workers = worker_ids(generation, local_ranks);
-        match self.spec.stop_target {
+        match self.spec.options.stop_signal_to {
             StopTarget::Rank if signal != Signal::SIGKILL => {
                 self.children.signal_leaders(&workers, signal);
                 // A worker that is stopped would not see it.

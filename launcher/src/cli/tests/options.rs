@@ -94,6 +94,7 @@ fn non_utf8_option_values_are_refused_but_not_arguments() {
         ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", 1),
         ("PET_MASTER_PORT", 2),
         ("PET_MONITOR_INTERVAL", 2),
+        ("RANKRUN_STOP_SIGNAL_TO", 2),
     ] {
         let error = interpret(&line(&[&name, &script]), &facts(row)).unwrap_err();
         assert_eq!(error.exit_code(), code, "{row}: {error}");
@@ -102,6 +103,12 @@ fn non_utf8_option_values_are_refused_but_not_arguments() {
     let glued = OsString::from_vec(b"--role=\xff".to_vec());
     let error = interpret(&line(&[&name, &glued, &script]), &facts("X")).unwrap_err();
     assert_eq!(error.to_string(), "`--role` is not valid UTF-8: `\u{fffd}`");
+    let words = [&b"rankrun"[..], b"--log-dir=\xff", b"--stop-signal-to=\xfe", b"x.py"];
+    let error = interpret(&words.map(|word| OsString::from_vec(word.to_vec())), &facts("X")).unwrap_err();
+    assert!(
+        error.to_string().starts_with("`--stop-signal-to` is `\u{fffd}`, which is not one of"),
+        "{error}"
+    );
 
     let answer = interpret(&line(&[&name, &script, &odd()]), &facts("HIP_VISIBLE_DEVICES"));
     let Ok(Command::Launch(launch)) = answer else { panic!("{answer:?}") };

@@ -5,10 +5,12 @@
 
 mod rendezvous;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use rankrun_contract::env::{
     ERROR_FILE, GROUP_RANK, GROUP_WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS,
@@ -28,7 +30,7 @@ use rankrun_core::spec::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SettingLine {
     /// The name of the setting: its option without dashes, else a word of ours.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The value that counts; `null` for none.
     pub value: Option<LaunchValue>,
     /// The option or variable that set it.
@@ -105,9 +107,9 @@ fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
 }
 
-fn setting(name: &'static str, value: Option<String>, source: SettingOrigin) -> SettingLine {
+fn setting(name: impl Into<Cow<'static, str>>, value: Option<String>, source: SettingOrigin) -> SettingLine {
     SettingLine {
-        name,
+        name: name.into(),
         value: value.map(|value| LaunchValue::Known(value.into())),
         source,
         overrides: Vec::new(),
@@ -172,7 +174,7 @@ impl SettingOrigins<'_> {
         let run_id = match run_id {
             RunIdLife::Fixed => option("rdzv-id", Some(spec.rendezvous.run_id().0.clone())),
             RunIdLife::Fresh => SettingLine {
-                name: "rdzv-id",
+                name: "rdzv-id".into(),
                 value: Some(LaunchValue::AtLaunch(Pending::RunId)),
                 source: SettingOrigin::Default,
                 overrides: Vec::new(),
@@ -190,6 +192,7 @@ impl SettingOrigins<'_> {
         settings.extend(self.log_settings());
         settings.extend(self.shutdown_settings());
         settings.extend(self.grace_settings());
+        settings.extend(self.independent_options());
         settings.extend([
             option("stdin", Some(stdin(spec.stdin))),
             option("virtual-local-rank", Some(yes_or_no(spec.visibility == Visibility::Own))),
@@ -265,7 +268,7 @@ impl SettingOrigins<'_> {
         }
     }
 
-    fn shutdown_settings(&self) -> [SettingLine; 9] {
+    fn shutdown_settings(&self) -> [SettingLine; 8] {
         let spec = self.spec;
         let grace = time(spec.stop.grace);
         let events = match spec.events {
@@ -287,7 +290,6 @@ impl SettingOrigins<'_> {
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
             setting("grace", Some(grace), of_grace),
-            option("stop-signal-to", spec.stop_target.as_str().to_owned()),
             setting("leftover-grace", leftovers, self.origin_of(&["leftover-grace"], &[])),
             setting_of("start-timeout", spec.start_timeout.map(time)),
             setting_of("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
@@ -305,6 +307,21 @@ impl SettingOrigins<'_> {
             let name = cause.setting();
             Some(setting(name, Some(time(grace)), self.origin_of(&[name], &[])))
         })
+    }
+
+    /// The options of one struct, by the names of its fields.
+    fn independent_options(&self) -> Vec<SettingLine> {
+        let Ok(Value::Object(options)) = serde_json::to_value(&self.spec.options) else { return Vec::new() };
+        let line = |(name, value): (String, Value)| {
+            let value = match value {
+                Value::Null => None,
+                Value::String(text) => Some(text),
+                other => Some(other.to_string()),
+            };
+            let source = self.origin_of(&[&name], &[]);
+            setting(name, value, source)
+        };
+        options.into_iter().map(line).collect()
     }
 
     /// The requested devices; the chosen ones are shown at each rank.

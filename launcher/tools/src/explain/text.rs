@@ -50,7 +50,7 @@ pub(super) fn render(explanation: &Explanation, style: Style, shown_settings: Sh
     page.section("settings");
     page.table(settings.iter().map(|setting| {
         let value = setting.value.as_ref().map_or_else(|| "-".to_owned(), shown);
-        [setting.name.to_owned(), value, origins(setting)]
+        [setting.name.to_string(), value, origins(setting)]
     }));
     let defaults = explanation.settings.len() - settings.len();
     if defaults > 0 {
@@ -220,9 +220,10 @@ fn row(variable: &Variable) -> [String; 3] {
 
 /// Where the value was set, and which other places set one.
 fn origins(setting: &SettingLine) -> String {
-    let mut text = origin(&setting.source, setting.name);
+    let mut text = origin(&setting.source, &setting.name);
     if !setting.overrides.is_empty() {
-        let others: Vec<String> = setting.overrides.iter().map(|other| origin(other, setting.name)).collect();
+        let others: Vec<String> =
+            setting.overrides.iter().map(|other| origin(other, &setting.name)).collect();
         text.push_str(&format!(", over {}", others.join(" and ")));
     }
     text

@@ -57,10 +57,10 @@ impl SettingOrigins<'_> {
             StoreHost::Agent => "agent",
             StoreHost::Worker => "rank 0",
         };
-        let place = |name, variable, value, source| {
+        let place = |name: &'static str, variable, value, source| {
             let is_agreed = is_agreed_on(self.spec, variable);
             SettingLine {
-                name,
+                name: name.into(),
                 value: Some(if is_agreed { LaunchValue::AtLaunch(Pending::Agreed) } else { value }),
                 source,
                 overrides: Vec::new(),

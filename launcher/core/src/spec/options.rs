@@ -1,0 +1,46 @@
+//! Options that need no other setting: [`LaunchSpec`](super::LaunchSpec) has them as clap read them.
+//!
+//! One field is a whole option. clap reads its name, its value and its documentation. The variable `RANKRUN_NAME`, the
+//! key of the configuration file, help, man page, completions and the line of `explain` follow from the field. Its type
+//! reads the value (`ValueEnum` for words; `FromStr` with [`Expected`](super::setting::Expected) as its error) and
+//! prints it (`Serialize`). Without the option the field has its `Default`.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::stop::StopTarget;
+
+/// Options that need no other setting.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct IndependentOptions {
+    /// Which processes of a worker get the signal that stops it: the rank alone, so that its data loaders can serve it
+    /// while it saves, or its whole group; SIGKILL ends the group [default: group]
+    #[arg(long, help_heading = "Stopping")]
+    pub stop_signal_to: StopTarget,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Arg, Command, ValueEnum};
+
+    use super::*;
+
+    #[test]
+    fn names_of_fields_are_names_of_options() {
+        let value = serde_json::to_value(IndependentOptions::default()).unwrap();
+        let fields: Vec<&String> = value.as_object().unwrap().keys().collect();
+        let command = IndependentOptions::augment_args(Command::new("rankrun"));
+        let mut options: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
+        options.sort_unstable();
+        assert_eq!(fields, options);
+    }
+
+    #[test]
+    fn words_are_printed_as_they_are_read() {
+        for target in StopTarget::value_variants() {
+            let word = target.to_possible_value().unwrap();
+            assert_eq!(serde_json::to_value(target).unwrap(), word.get_name());
+        }
+    }
+}
