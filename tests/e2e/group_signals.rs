@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, field, is_rankrun, is_soak};
+use harness::{Gate, Job, Launch, Name, field, is_rankrun, is_soak};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -47,6 +47,43 @@ fn stop_signal_reaches_rank_alone_or_its_group() {
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
         outcome.expect_exit_code(143).expect_stdout(line).expect_absent(other);
+    }
+}
+
+/// Both signals end a shell that traps neither.
+#[test]
+fn stop_signal_option_reaches_workers_in_each_stop() {
+    if !is_rankrun() {
+        return;
+    }
+    let worker = "trap 'echo saved; exit 0' INT; trap 'exit 9' TERM; echo ready
+                  [ $LOCAL_RANK = 0 ] && { head -c 1 \"$GATE\"; exit 3; }
+                  while :; do sleep 0.05; done";
+    for name in Name::both() {
+        let gate = Gate::closed();
+        let start = || {
+            let launch = Launch::standalone(*name, 2).env("RANKRUN_STOP_SIGNAL", "INT");
+            let job = launch.env("GATE", gate.path()).shell(worker).start();
+            job.wait_for_lines("ready", 2);
+            job
+        };
+        let stopped = start();
+        stopped.signal(Signal::SIGTERM);
+        let stopped = stopped.wait();
+        assert_eq!(stopped.lines_with("saved").len(), 2, "{stopped}");
+
+        let failed = start();
+        gate.open(1);
+        let failed = failed.wait();
+        failed.expect_stdout("saved");
+        if *name == Name::Rankrun {
+            stopped.expect_exit_code(143);
+            failed.expect_exit_code(3);
+        } else {
+            stopped.expect_stderr("Received 15 death signal").expect_stderr("closing signal SIGINT");
+            failed.expect_exit_code(1).expect_stderr("closing signal SIGINT");
+            failed.expect_absent("closing signal SIGTERM");
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, RestartCount}
 
 use crate::exit_code::SIGNAL_BASE;
 use crate::posix::{Exit, Signal};
+use crate::spec::options::IndependentOptions;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use crate::spec::{CliFlavor, LaunchSpec, Unhealthy};
@@ -33,6 +34,8 @@ pub struct JobRules {
     pub(super) interrupt: Interrupt,
     /// What a device means that is found dead after a failure, if devices are checked.
     pub(super) unhealthy: Option<Unhealthy>,
+    /// Options that need no other setting.
+    pub(super) options: IndependentOptions,
     /// The external worker: the job waits for it, but never signals it.
     pub(super) external_worker: Option<LocalRank>,
     /// Other nodes may be in the job, and go on without this one.
@@ -66,6 +69,7 @@ impl JobRules {
             stop_signals: spec.signals.stop.clone(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check().filter(|_| has_devices),
+            options: spec.options.clone(),
             external_worker: spec.external_worker,
             may_have_peers: spec.rendezvous.nodes().max > NodeCount::ONE,
         }

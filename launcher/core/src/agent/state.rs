@@ -507,6 +507,7 @@ impl State {
             StopReason::Signal(signal) => self.rules.worker_signal(signal),
             _ => Signal::SIGTERM,
         };
+        let signal = self.rules.options.signal_of_stop(signal);
         let signal_action = self.signal_workers(&live, signal);
         let after = self.expected_after_stop(now, reason, failure.as_ref());
         let stage = StopStage::Asked { signal, kill_at: now + self.rules.stop.grace_period(reason, after) };

@@ -15,6 +15,7 @@ use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::job_event::{ErrorFileInfo, LostPeer};
 use crate::rendezvous::RendezvousFailure;
 use crate::spec::CliFlavor;
+use crate::spec::options::IndependentOptions;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 use rankrun_contract::env::Master;
@@ -171,6 +172,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, cli_flavor: CliFlavor) -> J
         stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,
         unhealthy: None,
+        options: IndependentOptions::default(),
         external_worker: None,
         may_have_peers: false,
     }
@@ -303,6 +305,32 @@ fn worker_failure_stops_peers_then_restarts_all_until_budget_ends() {
     let failure = end.failure.as_ref().unwrap();
     assert_eq!(failure.first.local_rank, LocalRank(2), "invariant 5: the first cause stays");
     assert_eq!(failure.following_ends.len(), 2);
+}
+
+#[test]
+fn stop_signal_option_replaces_signal_of_each_stop() {
+    let at = clock();
+    let options = IndependentOptions { stop_signal: "INT".parse().ok(), ..IndependentOptions::default() };
+    let new_job = || LocalJob::new(JobRules { options: options.clone(), ..rules(2, 0, CliFlavor::Rankrun) });
+    let ready = |mut job: LocalJob| {
+        let _ = job.handle(at(0), Input::Ready);
+        job
+    };
+    let mut failed = ready(new_job());
+    assert_eq!(signals(&failed.handle(at(1), exited(0, 0, Exit::Code(3)))), [(vec![1], Signal::SIGINT)]);
+    let actions = failed.handle(at(2), exited(0, 1, killed_by(2)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(3), "the end by our signal is no failure");
+
+    let mut stopped = ready(new_job());
+    let actions = stopped.handle(at(1), stop(Signal::SIGTERM, false));
+    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGINT)]);
+    let actions = stopped.handle(at(2), stop(Signal::SIGHUP, false));
+    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGINT)]);
+    let actions = stopped.handle(at(3), stop(Signal::SIGTERM, true));
+    assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGKILL)]);
+    let _ = stopped.handle(at(4), exited(0, 0, killed_by(9)));
+    let actions = stopped.handle(at(4), exited(0, 1, killed_by(9)));
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15), "of the launcher's own signal");
 }
 
 #[test]

@@ -6,18 +6,34 @@
 //! prints it (`Serialize`). Without the option the field has its `Default`.
 
 use clap::Args;
+use nix::sys::signal::Signal;
 use serde::Serialize;
 
+use super::signal::CatchableSignal;
 use super::stop::StopTarget;
 
 /// Options that need no other setting.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct IndependentOptions {
+    /// The signal that stops the workers, whatever signal the launcher got: as in INT, which Python raises as
+    /// KeyboardInterrupt, so that a program can save and clean up; after --grace SIGKILL follows as ever [default: the
+    /// one that the launcher got, else TERM]
+    #[arg(long, value_name = "SIGNAL", help_heading = "Stopping")]
+    pub stop_signal: Option<CatchableSignal>,
     /// Which processes of a worker get the signal that stops it: the rank alone, so that its data loaders can serve it
     /// while it saves, or its whole group; SIGKILL ends the group [default: group]
     #[arg(long, help_heading = "Stopping")]
     pub stop_signal_to: StopTarget,
+}
+
+impl IndependentOptions {
+    /// The signal that workers get in a stop with this one. SIGKILL stays.
+    #[must_use]
+    pub fn signal_of_stop(&self, signal: Signal) -> Signal {
+        let other = self.stop_signal.filter(|_| signal != Signal::SIGKILL);
+        other.map_or(signal, |CatchableSignal(other)| other)
+    }
 }
 
 #[cfg(test)]

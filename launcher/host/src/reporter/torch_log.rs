@@ -229,6 +229,7 @@ fn of_limits(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
 }
 
 fn closing_signal_lines(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
+    let signal = group.spec.options.signal_of_stop(signal);
     local_ranks
         .iter()
         .filter_map(|rank| group.pids.get(rank))

@@ -114,3 +114,24 @@ fn non_utf8_option_values_are_refused_but_not_arguments() {
     let Ok(Command::Launch(launch)) = answer else { panic!("{answer:?}") };
     assert_eq!(launch.spec.args, [odd()]);
 }
+
+#[test]
+fn stop_signal_is_a_signal_that_can_be_handled() {
+    let signal = |line: &str, environment: &[(&str, &str)]| {
+        launch(line, environment).spec.options.stop_signal.map(|signal| signal.to_string())
+    };
+    assert_eq!(signal("rankrun x.py", &[]), None);
+    assert_eq!(signal("rankrun --stop_signal usr1 x.py", &[]).as_deref(), Some("SIGUSR1"));
+    let variable = [("RANKRUN_STOP_SIGNAL", "2")];
+    assert_eq!(signal("torchrun x.py", &variable).as_deref(), Some("SIGINT"));
+    assert_eq!(signal("rankrun --stop-signal HUP x.py", &variable).as_deref(), Some("SIGHUP"));
+    for (line, value, name) in [
+        ("rankrun --stop-signal KILL x.py", "", "--stop-signal"),
+        ("rankrun x.py", "soon", "RANKRUN_STOP_SIGNAL"),
+    ] {
+        let (code, text) = refusal(line, &[("RANKRUN_STOP_SIGNAL", value)]);
+        assert_eq!(code, 1);
+        assert!(text.starts_with(&format!("`{name}` is `")), "{text}");
+        assert!(text.contains("which is not a signal that can be handled, such as `INT`"), "{text}");
+    }
+}

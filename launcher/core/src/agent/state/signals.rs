@@ -95,7 +95,7 @@ impl State {
 
     /// Another stop signal came while the workers are being stopped.
     fn change_stop_signal(&mut self, now: Instant, signal: Signal) -> Vec<Action> {
-        let worker_signal = self.rules.worker_signal(signal);
+        let worker_signal = self.rules.options.signal_of_stop(self.rules.worker_signal(signal));
         let JobPhase::Stopping { live, stage: StopStage::Asked { signal: sent, .. }, .. } = &mut self.phase
         else {
             return Vec::new();
