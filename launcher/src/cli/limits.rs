@@ -89,7 +89,7 @@ fn parse_warning(text: &str) -> Option<EarlyWarning> {
 mod tests {
     use std::ffi::OsString;
 
-    use nix::sys::signal::Signal;
+    use rankrun_core::posix::Signal;
 
     use super::*;
     use crate::cli::{Command, interpret};

@@ -5,8 +5,8 @@
 //! reads the value (`ValueEnum` for words; `FromStr` with [`Expected`](super::setting::Expected) as its error) and
 //! prints it (`Serialize`). Without the option the field has its `Default`.
 
+use crate::posix::Signal;
 use clap::Args;
-use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::signal::CatchableSignal;
