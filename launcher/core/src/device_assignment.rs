@@ -34,7 +34,7 @@ use rankrun_contract::rank::LocalWorldSize;
 
 pub use error::DeviceError;
 
-use crate::device::choice::{Choice, SelectedDevice};
+use crate::device::choice::{ChosenDevice, DeviceChoice};
 use crate::device::visibility::{AskCuda, InheritedVariables};
 use crate::device::worker_device::WorkerDevice;
 use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility};
@@ -97,18 +97,11 @@ pub fn assign_devices(
 
 /// The CPUs as the choice, with the accelerators that the workers must not see. Device nodes tell which there are, so
 /// that no driver needs to answer.
-fn cpus_without_accelerators(facts: &Facts) -> Choice {
+fn cpus_without_accelerators(facts: &Facts) -> DeviceChoice {
     let exists = |path: &str| facts.exists(Path::new(path));
     let nodes = [(DeviceType::Rocm, exists("/dev/kfd")), (DeviceType::Npu, exists("/dev/davinci_manager"))];
     let others = nodes.into_iter().filter(|(_, exists)| *exists).map(|(kind, _)| kind);
-    Choice {
-        kind: DeviceType::Cpu,
-        devices: Vec::new(),
-        is_untouched: false,
-        pinned: Vec::new(),
-        hidden: [DeviceType::Cuda].into_iter().chain(others).collect(),
-        warnings: Vec::new(),
-    }
+    DeviceChoice::cpus([DeviceType::Cuda].into_iter().chain(others).collect())
 }
 
 struct Assigner<'a> {
@@ -219,7 +212,11 @@ impl Assigner<'_> {
         machine
     }
 
-    fn on_devices(&mut self, machine: &Machine, choice: &Choice) -> Result<DeviceAssignment, DeviceError> {
+    fn on_devices(
+        &mut self,
+        machine: &Machine,
+        choice: &DeviceChoice,
+    ) -> Result<DeviceAssignment, DeviceError> {
         let workers = self.workers(choice)?;
         if choice.kind == DeviceType::Cpu {
             let useless = hint::options_without_effect(self.request).filter(|_| choice.is_untouched);
@@ -246,11 +243,11 @@ impl Assigner<'_> {
     }
 
     /// Whether the vendors' variables pass unchanged, but for torch's `--virtual-local-rank`.
-    fn passes_variables(&self, choice: &Choice) -> bool {
+    fn passes_variables(&self, choice: &DeviceChoice) -> bool {
         if self.request.chooses_devices() {
             return false;
         }
-        let is_gpu = |chosen: &SelectedDevice| {
+        let is_gpu = |chosen: &ChosenDevice| {
             let kind = chosen.accelerator.kind;
             matches!(kind, DeviceType::Cuda | DeviceType::Rocm) && chosen.accelerator.part == Part::Whole
         };

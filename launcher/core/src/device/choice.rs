@@ -1,8 +1,9 @@
-//! Chooses the devices and their order. Pure: machine, inherited variables and request → [`Choice`].
+//! Chooses the devices and their order. Pure: machine, inherited variables and request → [`DeviceChoice`].
 //!
-//! The steps, each in its file: the type of the devices (`kind`), the devices that the inherited variables leave
-//! ([`visibility`]), the selection of `--devices` among them (`typed`), the removal of dead ones, the order
-//! ([`order`]), the names for the vendor's variables (`names`), and the warnings (`remarks`).
+//! | step | what it adds | files |
+//! |---|---|---|
+//! | [`visible`] | the type of the devices, and those that the inherited variables leave | `kind`, [`visibility`] |
+//! | [`select`] | those of `--devices` that live, in their order and with their names | `typed`, [`order`], `names`, `remarks` |
 
 mod error;
 mod idle;
@@ -15,7 +16,6 @@ pub(super) mod tests;
 mod typed;
 mod warning;
 
-use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::fmt;
 
@@ -25,11 +25,8 @@ pub use warning::ChoiceWarning;
 
 use super::order::{self, DeviceOrder};
 use super::selector::{Selector, SelectorEntry};
-use super::visibility::{self, AskCuda, IndexOrder, InheritedVariables, VisibilityQuery, VisibleDevices};
+use super::visibility::{self, AskCuda, IndexOrder, InheritedVariables, VisibilityQuery};
 use super::{Accelerator, CudaDevice, DeviceType, Machine, Part};
-use kind::DeviceTarget;
-use names::DeviceNames;
-use typed::{Candidate, CandidatePool};
 
 /// The device options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -56,18 +53,21 @@ pub struct ChoiceInput<'a> {
     pub request: &'a ChoiceRequest,
     /// Dead devices by position in [`Machine::accelerators`], with the reason; empty without a health check.
     pub unhealthy: &'a [(usize, String)],
-    /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it, and at most once: a child is started
-    /// for it.
-    pub cuda_order: &'a dyn Fn() -> Result<Vec<CudaDevice>, String>,
+    /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it.
+    pub cuda_order: AskCuda<'a>,
 }
 
-/// The chosen devices, and the variables that name them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
+/// The devices of a launch. [`visible`] makes it, and [`select`] narrows it to the chosen devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceChoice {
     /// The type of the devices; [`DeviceType::Cpu`] if there is no accelerator or none was wanted.
     pub kind: DeviceType,
     /// In the order of the ranks; empty for CPUs and MPS-less machines.
-    pub devices: Vec<SelectedDevice>,
+    pub devices: Vec<ChosenDevice>,
+    /// The inherited variable that narrows or orders the visible devices, with its value.
+    pub variable: Option<(&'static str, OsString)>,
+    /// Why the runtime counts in an order that is not known here, so that an index may mean another device.
+    pub order_unknown: Option<String>,
     /// Whether the inherited variables already name exactly these devices, so that they pass unchanged.
     pub is_untouched: bool,
     /// Variables that define the meaning of the device names (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); set together with the
@@ -80,15 +80,67 @@ pub struct Choice {
     pub warnings: Vec<ChoiceWarning>,
 }
 
-/// One chosen device, and what chose it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SelectedDevice {
-    /// The device as the probes found it.
+/// One device of a choice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChosenDevice {
+    /// Its position in [`Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
+    pub position: usize,
+    /// The device, as a process sees it.
     pub accelerator: Accelerator,
+    /// The index that `--devices` names it by; a MIG device that no list names has none.
+    pub index: Option<u32>,
+    /// The entry of the inherited list that names it.
+    pub entry: Option<String>,
+    /// Whether the user wrote a UUID for it, typed or in the inherited list.
+    pub by_uuid: bool,
     /// The option or variable that chose it.
     pub how: SelectionMethod,
-    /// How its vendor's variable names it beside [`Choice::pinned`]; empty where the vendor has no variable.
+    /// How its vendor's variable names it beside [`DeviceChoice::pinned`]; empty where the vendor has no variable.
     pub name: String,
+}
+
+impl DeviceChoice {
+    /// These devices of one type, which no variable narrows.
+    pub(super) const fn of(kind: DeviceType, devices: Vec<ChosenDevice>) -> Self {
+        Self {
+            kind,
+            devices,
+            variable: None,
+            order_unknown: None,
+            is_untouched: true,
+            pinned: Vec::new(),
+            hidden: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The CPUs, with the types of the accelerators that the workers must not see.
+    #[must_use]
+    pub fn cpus(hidden: Vec<DeviceType>) -> Self {
+        Self { is_untouched: hidden.is_empty(), hidden, ..Self::of(DeviceType::Cpu, Vec::new()) }
+    }
+
+    /// The inherited list, if there is one; a variable that only orders the devices is none.
+    #[must_use]
+    pub fn list(&self) -> Option<&(&'static str, OsString)> {
+        self.variable.as_ref().filter(|(variable, _)| *variable != "CUDA_DEVICE_ORDER")
+    }
+}
+
+impl ChosenDevice {
+    /// A device that no option and no variable names.
+    #[must_use]
+    pub const fn new(position: usize, accelerator: Accelerator) -> Self {
+        Self {
+            position,
+            index: Some(accelerator.index),
+            accelerator,
+            entry: None,
+            by_uuid: false,
+            how: SelectionMethod::Default,
+            name: String::new(),
+        }
+    }
 }
 
 /// How a device was chosen, for the line that tells it.
@@ -132,68 +184,73 @@ impl fmt::Display for SelectionMethod {
     }
 }
 
-/// Chooses the devices of this launch from the machine, the inherited variables and the request.
+/// The devices that a launch sees without `--devices`.
+///
+/// # Errors
+/// The device options do not fit this machine, or no device is visible.
+pub fn visible(input: &ChoiceInput<'_>) -> Result<DeviceChoice, ChoiceError> {
+    let kind = kind::pick(input)?;
+    if kind == DeviceType::Cpu {
+        return Ok(cpu_choice(input));
+    }
+    let query = VisibilityQuery { index_order: index_order(input.request), cuda_order: input.cuda_order };
+    let mut visible = visibility::read_visible_devices(kind, input.machine, input.inherited, query);
+    if visible.devices.is_empty() {
+        return Err(no_visible_device_error(&visible));
+    }
+    if input.request.kind.is_none() {
+        let elsewhere = kind::lost_devices_of_other_types(input, Some(kind)).into_iter();
+        let elsewhere: Vec<_> = elsewhere.filter(|warning| !warning.is_among(&visible.warnings)).collect();
+        visible.warnings.extend(elsewhere);
+    }
+    Ok(visible)
+}
+
+/// Narrows the visible devices to the requested ones, puts them into their order, and names them.
 ///
 /// # Errors
 /// The device options do not fit this machine.
-pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
-    let kind = match kind::pick(input)? {
-        DeviceTarget::Of(kind) => kind,
-        target => return Ok(cpu_choice(input, target == DeviceTarget::WantedCpus)),
-    };
-    let answer = OnceCell::new();
-    let cuda_order = || answer.get_or_init(|| (input.cuda_order)()).clone();
-    let request = input.request;
-    let query = VisibilityQuery { index_order: index_order(request), cuda_order: &cuda_order };
-    let visible = visibility::read_visible_devices(kind, input.machine, input.inherited, query);
-    if visible.devices.is_empty() {
-        return Err(no_visible_device_error(kind, &visible));
+pub fn select(mut choice: DeviceChoice, input: &ChoiceInput<'_>) -> Result<DeviceChoice, ChoiceError> {
+    let (kind, request) = (choice.kind, input.request);
+    if kind == DeviceType::Cpu {
+        return Ok(choice);
     }
-    let is_by_number = kind == DeviceType::Xpu && is_selected_by_index(input, &visible);
+    let is_by_number = kind == DeviceType::Xpu && is_selected_by_index(input, &choice);
     if (request.devices.is_some() || request.order.is_some()) && !is_by_number {
-        refuse_unknown_list(kind, &visible)?;
+        refuse_unknown_list(&choice)?;
     }
-    let pool = CandidatePool { kind, machine: input.machine, visible: &visible };
-    let picked = match &request.devices {
-        Some(selector) => pool.take(selector)?,
-        None => pool.all_visible(),
-    };
-    let mut warnings = visible.warnings.clone();
-    if request.kind.is_none() {
-        let elsewhere = kind::lost_devices_of_other_types(input, Some(kind)).into_iter();
-        warnings.extend(elsewhere.filter(|warning| !warning.is_among(&visible.warnings)));
+    if let Some(selector) = &request.devices {
+        choice.devices = choice.take(selector, input.machine)?;
     }
-    let selected_count = picked.len();
-    let mut picked = drop_or_refuse_unhealthy(picked, input, &mut warnings)?;
-    if request.devices.is_none() && visible.list().is_none() {
-        drop_integrated(&mut picked);
+    let selected_count = choice.devices.len();
+    drop_or_refuse_unhealthy(&mut choice, input)?;
+    if request.devices.is_none() && choice.list().is_none() {
+        drop_integrated(&mut choice.devices);
     }
     // A process sees one MIG device only, so each worker gets its own.
     let several_instances = !request.uses_torch_order
-        && picked.len() > 1
-        && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
-    let untouched = request.devices.is_none()
+        && choice.devices.len() > 1
+        && choice.devices.iter().any(|device| matches!(device.accelerator.part, Part::MigInstance { .. }));
+    choice.is_untouched = request.devices.is_none()
         && request.order.is_none()
-        && picked.len() == selected_count
+        && choice.devices.len() == selected_count
         && !several_instances;
-    if let Some(reason) = visible.order_unknown.clone() {
-        if untouched || is_by_number {
-            warnings.push(ChoiceWarning::OrderUnknown { kind, because: reason });
-        } else if visible.list().is_some() || query.index_order == IndexOrder::Typed {
-            return Err(ChoiceError::OrderUnknown { kind, because: reason });
+    if let Some(because) = choice.order_unknown.clone() {
+        if choice.is_untouched || is_by_number {
+            choice.warnings.push(ChoiceWarning::OrderUnknown { kind, because });
+        } else if choice.list().is_some() || index_order(request) == IndexOrder::Typed {
+            return Err(ChoiceError::OrderUnknown { kind, because });
         }
     }
     if let Some(order) = request.order {
-        picked = apply_order(order, picked, input.machine, &cuda_order)?;
+        sort_by_order(order, &mut choice.devices, input)?;
     }
-    let names = match names::of(&picked, &pool, input.inherited) {
-        Err(_) if untouched => DeviceNames::unnamed(picked.len()),
-        names => names?,
-    };
-    let devices: Vec<SelectedDevice> =
-        picked.into_iter().zip(names.names).map(|(picked, name)| picked.selected(name)).collect();
-    remarks::add_remarks(&devices, input.machine, &mut warnings);
-    Ok(Choice { kind, devices, is_untouched: untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
+    match names::find_names(&choice, input.machine, input.inherited) {
+        Err(_) if choice.is_untouched => {}
+        names => choice.set_names(names?),
+    }
+    remarks::add_remarks(&mut choice, input.machine);
+    Ok(choice)
 }
 
 /// The meaning of device indices for this request.
@@ -210,16 +267,16 @@ fn index_order(request: &ChoiceRequest) -> IndexOrder {
 }
 
 /// Refuses an inherited list in the driver's own, unknown order: the devices that it names are not known.
-fn refuse_unknown_list(kind: DeviceType, visible: &VisibleDevices) -> Result<(), ChoiceError> {
+fn refuse_unknown_list(visible: &DeviceChoice) -> Result<(), ChoiceError> {
     match visible.order_unknown.clone().filter(|_| visible.list().is_some()) {
-        Some(because) => Err(ChoiceError::OrderUnknown { kind, because }),
+        Some(because) => Err(ChoiceError::OrderUnknown { kind: visible.kind, because }),
         None => Ok(()),
     }
 }
 
 /// Whether the devices are named only by their numbers within an inherited list. Its own entries then identify them,
 /// whatever the driver's order is.
-fn is_selected_by_index(question: &ChoiceInput<'_>, visible: &VisibleDevices) -> bool {
+fn is_selected_by_index(question: &ChoiceInput<'_>, visible: &DeviceChoice) -> bool {
     let request = question.request;
     let is_number = |entry: &SelectorEntry| match entry {
         SelectorEntry::Except(entry) => !entry.is_identity(),
@@ -242,7 +299,8 @@ fn unavailable_driver() -> Result<Vec<CudaDevice>, String> {
     Err("it was not asked".to_owned())
 }
 
-fn no_visible_device_error(kind: DeviceType, visible: &VisibleDevices) -> ChoiceError {
+fn no_visible_device_error(visible: &DeviceChoice) -> ChoiceError {
+    let kind = visible.kind;
     match &visible.variable {
         Some((variable, value)) => ChoiceError::AllHidden { kind, variable, value: value.clone() },
         None => ChoiceError::NoDevices { kind: Some(kind), because: Vec::new(), instead: Vec::new() },
@@ -250,65 +308,53 @@ fn no_visible_device_error(kind: DeviceType, visible: &VisibleDevices) -> Choice
 }
 
 /// CPUs: since they were wanted, so that the accelerators are hidden, or since nothing else is visible.
-fn cpu_choice(question: &ChoiceInput<'_>, wanted: bool) -> Choice {
-    let present = kind::present(question.machine);
-    let mut warnings = Vec::new();
-    let hidden = if wanted {
-        remarks::about_hidden(&present, question.machine, &mut warnings);
-        present
-    } else {
-        warnings.extend(kind::lost_devices_of_other_types(question, None));
-        remarks::add_remarks(&[], question.machine, &mut warnings);
-        Vec::new()
-    };
-    let untouched = hidden.is_empty();
-    Choice {
-        kind: DeviceType::Cpu,
-        devices: Vec::new(),
-        is_untouched: untouched,
-        pinned: Vec::new(),
-        hidden,
-        warnings,
+fn cpu_choice(input: &ChoiceInput<'_>) -> DeviceChoice {
+    let request = input.request;
+    let is_wanted = request.devices == Some(Selector::None) || request.kind == Some(DeviceType::Cpu);
+    if is_wanted {
+        let mut choice = DeviceChoice::cpus(kind::present(input.machine));
+        remarks::about_hidden(&mut choice, input.machine);
+        return choice;
     }
+    let mut choice = DeviceChoice::cpus(Vec::new());
+    choice.warnings = kind::lost_devices_of_other_types(input, None);
+    remarks::add_remarks(&mut choice, input.machine);
+    choice
 }
 
 /// Drops integrated GPUs if the list has other devices: `all` does not mean them.
-fn drop_integrated(picked: &mut Vec<Candidate>) {
-    if picked.iter().any(|picked| !picked.device.accelerator.integrated) {
-        picked.retain(|picked| !picked.device.accelerator.integrated);
+fn drop_integrated(devices: &mut Vec<ChosenDevice>) {
+    if devices.iter().any(|device| !device.accelerator.integrated) {
+        devices.retain(|device| !device.accelerator.integrated);
     }
 }
 
 /// Refuses dead devices, or with `--exclude-unhealthy` leaves them out.
-fn drop_or_refuse_unhealthy(
-    mut picked: Vec<Candidate>,
-    question: &ChoiceInput<'_>,
-    warnings: &mut Vec<ChoiceWarning>,
-) -> Result<Vec<Candidate>, ChoiceError> {
+fn drop_or_refuse_unhealthy(choice: &mut DeviceChoice, input: &ChoiceInput<'_>) -> Result<(), ChoiceError> {
     let mut dead = Vec::new();
-    picked.retain(|picked| {
-        let illness = question.unhealthy.iter().find(|(at, _)| is_part_of(picked, *at, question.machine));
-        dead.extend(illness.map(|(_, reason)| (label(&picked.device.accelerator), reason.clone())));
+    choice.devices.retain(|device| {
+        let illness = input.unhealthy.iter().find(|(at, _)| is_part_of(device, *at, input.machine));
+        dead.extend(illness.map(|(_, reason)| (label(&device.accelerator), reason.clone())));
         illness.is_none()
     });
     match dead.first() {
-        Some((device, because)) if !question.request.exclude_unhealthy => {
+        Some((device, because)) if !input.request.exclude_unhealthy => {
             return Err(ChoiceError::Unhealthy { device: device.clone(), because: because.clone() });
         }
-        Some(_) if picked.is_empty() => {
+        Some(_) if choice.devices.is_empty() => {
             let reason = dead.iter().map(|(device, because)| format!("{device}: {because}")).collect();
             return Err(ChoiceError::AllUnhealthy { because: reason });
         }
         _ => {}
     }
-    warnings
-        .extend(dead.into_iter().map(|(device, reason)| ChoiceWarning::LeftOut { device, because: reason }));
-    Ok(picked)
+    let left_out = dead.into_iter().map(|(device, because)| ChoiceWarning::LeftOut { device, because });
+    choice.warnings.extend(left_out);
+    Ok(())
 }
 
 /// Whether the entry `at` of the machine is this device, the card that it is an instance of, or one of its tiles.
-fn is_part_of(picked: &Candidate, at: usize, machine: &Machine) -> bool {
-    let (device, Some(entry)) = (&picked.device, machine.accelerators.get(at)) else { return false };
+fn is_part_of(device: &ChosenDevice, at: usize, machine: &Machine) -> bool {
+    let Some(entry) = machine.accelerators.get(at) else { return false };
     let first = &machine.accelerators[device.position];
     match (device.accelerator.part, entry.part) {
         (Part::MigInstance { gpu }, Part::MigParent) if entry.kind == DeviceType::Cuda => entry.index == gpu,
@@ -319,19 +365,18 @@ fn is_part_of(picked: &Candidate, at: usize, machine: &Machine) -> bool {
     }
 }
 
-fn apply_order(
+fn sort_by_order(
     order: DeviceOrder,
-    mut picked: Vec<Candidate>,
-    machine: &Machine,
-    cuda_order: AskCuda<'_>,
-) -> Result<Vec<Candidate>, ChoiceError> {
-    let listed: Vec<usize> = picked.iter().map(|picked| picked.device.position).collect();
-    let places = order::sort_devices(order, &listed, machine, cuda_order)
+    devices: &mut [ChosenDevice],
+    input: &ChoiceInput<'_>,
+) -> Result<(), ChoiceError> {
+    let listed: Vec<usize> = devices.iter().map(|device| device.position).collect();
+    let places = order::sort_devices(order, &listed, input.machine, input.cuda_order)
         .map_err(|error| ChoiceError::Order { word: order.as_str(), error })?;
-    picked.sort_by_key(|picked| places.iter().position(|at| *at == picked.device.position));
-    for picked in &mut picked {
-        let how = std::mem::replace(&mut picked.how, SelectionMethod::Default);
-        picked.how = SelectionMethod::Ordered { how: Box::new(how), order };
+    devices.sort_by_key(|device| places.iter().position(|at| *at == device.position));
+    for device in devices {
+        let how = std::mem::replace(&mut device.how, SelectionMethod::Default);
+        device.how = SelectionMethod::Ordered { how: Box::new(how), order };
     }
-    Ok(picked)
+    Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use super::choice::{Choice, ChoiceError, ChoiceInput, ChoiceRequest, number};
+use super::choice::{ChoiceError, ChoiceInput, ChoiceRequest, DeviceChoice, number, select, visible};
 use super::visibility::InheritedVariables;
 use super::{
     Accelerator, Condition, CudaDevice, DeviceLink, DeviceProcess, DeviceType, LinkKind, Machine, Memory,
@@ -225,18 +225,17 @@ pub fn choose(
     machine: &Machine,
     inherited: &InheritedVariables,
     request: &ChoiceRequest,
-) -> Result<Choice, ChoiceError> {
+) -> Result<DeviceChoice, ChoiceError> {
     let cuda_order = || {
         let cards = machine.accelerators.iter().filter(|card| card.kind == DeviceType::Cuda).count();
         if cards == 4 { Ok(mixed_cuda_order(machine)) } else { Err("no driver here".to_owned()) }
     };
-    super::choice::choose_devices(&ChoiceInput {
-        machine,
-        inherited,
-        request,
-        unhealthy: &[],
-        cuda_order: &cuda_order,
-    })
+    choose_by(&ChoiceInput { machine, inherited, request, unhealthy: &[], cuda_order: &cuda_order })
+}
+
+/// The first two steps of the choice.
+pub(crate) fn choose_by(input: &ChoiceInput<'_>) -> Result<DeviceChoice, ChoiceError> {
+    select(visible(input)?, input)
 }
 
 /// Devices as `rankrun devices` numbers them: `3 1`, `0:1` for a MIG device; `cpu` for none.

@@ -14,7 +14,7 @@ mod tests;
 
 use std::ffi::OsString;
 
-use super::choice::Choice;
+use super::choice::DeviceChoice;
 use super::visibility::InheritedVariables;
 use super::{DeviceType, Part, Visibility};
 
@@ -32,7 +32,7 @@ pub struct Handover {
 /// The device and the variables of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerVariables {
-    /// Position of its device in [`Choice::devices`]; none on CPUs.
+    /// Position of its device in [`DeviceChoice::devices`]; none on CPUs.
     pub device: Option<usize>,
     /// The device's number among the devices that the worker sees.
     pub ordinal: u32,
@@ -43,7 +43,7 @@ pub struct WorkerVariables {
 /// The variables of `workers` workers; with more workers than devices they are dealt in turn, each its own.
 #[must_use]
 pub fn assign_worker_variables(
-    choice: &Choice,
+    choice: &DeviceChoice,
     inherited: &InheritedVariables,
     workers: u32,
     visibility: Visibility,
@@ -75,7 +75,7 @@ pub fn assign_worker_variables(
 }
 
 /// The reason why one list cannot express these devices in this order.
-fn own_visibility_reason(choice: &Choice, workers: u32) -> Option<&'static str> {
+fn own_visibility_reason(choice: &DeviceChoice, workers: u32) -> Option<&'static str> {
     let is_instance = |part: Part| matches!(part, Part::MigInstance { .. });
     if choice.devices.iter().any(|device| is_instance(device.accelerator.part)) {
         return Some("a process sees one MIG device only");
@@ -103,7 +103,7 @@ fn own_visibility_reason(choice: &Choice, workers: u32) -> Option<&'static str> 
 
 /// The variables with which a process sees exactly these devices.
 fn show_variables(
-    choice: &Choice,
+    choice: &DeviceChoice,
     names: &[&str],
     inherited: &InheritedVariables,
 ) -> Vec<(&'static str, Option<OsString>)> {

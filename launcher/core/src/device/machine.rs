@@ -27,7 +27,7 @@ pub struct Machine {
 }
 
 /// One accelerator, or a part of one that programs see as a device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accelerator {
     /// The vendor and runtime of the device.
     pub kind: DeviceType,
@@ -104,7 +104,7 @@ pub enum Condition {
 }
 
 /// How a device is at this moment; each fact only where the library gave it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DeviceState {
     /// CUDA's compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,

@@ -12,7 +12,7 @@ mod tests;
 
 use std::ffi::{OsStr, OsString};
 
-use super::choice::ChoiceWarning;
+use super::choice::{ChoiceWarning, ChosenDevice, DeviceChoice, SelectionMethod};
 use super::{Accelerator, CudaDevice, DeviceType, Machine};
 
 pub(super) use cuda::pci_order;
@@ -85,41 +85,6 @@ pub enum IndexOrder {
     Torch,
 }
 
-/// The devices of one type that a process of this machine sees.
-#[derive(Debug, Clone, PartialEq)]
-pub struct VisibleDevices {
-    /// The visible devices, in the list's order.
-    pub devices: Vec<Visible>,
-    /// The variable that narrows or orders them, with its value.
-    pub variable: Option<(&'static str, OsString)>,
-    /// Why the runtime counts in an order that is not known here, so that an index may mean another device.
-    pub order_unknown: Option<String>,
-    /// The entries that the vendor's rules drop.
-    pub warnings: Vec<ChoiceWarning>,
-}
-
-/// A device that a process sees.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Visible {
-    /// Its position in [`Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
-    pub position: usize,
-    /// The device, as the process sees it.
-    pub accelerator: Accelerator,
-    /// The index that `--devices` names it by; a MIG device that no list names has none.
-    pub index: Option<u32>,
-    /// The entry of the inherited list that names it.
-    pub entry: Option<NamedEntry>,
-}
-
-/// An entry of an inherited list that names a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedEntry {
-    /// The entry as the vendor's parser understands it: `1` for `1gpu`.
-    pub text: String,
-    /// Whether it is a UUID or the beginning of one.
-    pub is_uuid: bool,
-}
-
 /// The devices of one type that a process with these variables sees, and in which order.
 #[must_use]
 pub fn read_visible_devices(
@@ -127,15 +92,21 @@ pub fn read_visible_devices(
     machine: &Machine,
     inherited: &InheritedVariables,
     query: VisibilityQuery<'_>,
-) -> VisibleDevices {
-    match kind {
+) -> DeviceChoice {
+    let mut visible = match kind {
         DeviceType::Cuda => cuda::read(machine, inherited, query),
         DeviceType::Rocm => rocm::read(machine, inherited),
         DeviceType::Xpu => level_zero::read(machine, inherited, query.index_order),
         DeviceType::Hpu => habana::read(machine, inherited, query.index_order),
         DeviceType::Npu => ascend::read(machine, inherited),
-        DeviceType::Mps | DeviceType::Cpu => VisibleDevices::all(devices_of_kind(machine, kind)),
+        DeviceType::Mps | DeviceType::Cpu => DeviceChoice::of(kind, devices_of_kind(machine, kind)),
+    };
+    if let Some((variable, _)) = &visible.variable {
+        for device in &mut visible.devices {
+            device.how = SelectionMethod::Inherited { variable, entry: device.entry.clone() };
+        }
     }
+    visible
 }
 
 /// The way in which devices are counted, and the source of the runtime's order.
@@ -147,58 +118,48 @@ pub struct VisibilityQuery<'a> {
     pub cuda_order: AskCuda<'a>,
 }
 
-impl VisibleDevices {
-    /// No variable is set: everything, in this order.
-    fn all(devices: Vec<Visible>) -> Self {
-        Self { devices, variable: None, order_unknown: None, warnings: Vec::new() }
-    }
-
-    /// The inherited list, if there is one; a variable that only orders the devices is none.
-    #[must_use]
-    pub fn list(&self) -> Option<&(&'static str, OsString)> {
-        self.variable.as_ref().filter(|(variable, _)| *variable != "CUDA_DEVICE_ORDER")
-    }
-
+impl DeviceChoice {
     /// The devices that a list names, in its order; `--devices` counts within it.
-    fn listed(mut devices: Vec<Visible>, variable: &'static str, value: &OsStr, dropped: &[String]) -> Self {
+    fn listed(
+        kind: DeviceType,
+        mut devices: Vec<ChosenDevice>,
+        (variable, value): (&'static str, &OsStr),
+        dropped: &[String],
+    ) -> Self {
         for (index, device) in devices.iter_mut().enumerate() {
             device.index = u32::try_from(index).ok();
         }
-        let mut visible = Self::all(devices);
+        let mut visible = Self::of(kind, devices);
         visible.variable = Some((variable, value.to_owned()));
-        visible.warn_dropped(variable, value, dropped);
-        visible
-    }
-
-    /// One warning for one variable, however many entries it loses.
-    fn warn_dropped(&mut self, variable: &'static str, value: &OsStr, dropped: &[String]) {
+        // One warning for one variable, however many entries it loses.
         if !dropped.is_empty() {
-            let reason = dropped.join("; ");
-            self.warnings.push(ChoiceWarning::Dropped { variable, value: value.to_owned(), because: reason });
+            let because = dropped.join("; ");
+            visible.warnings.push(ChoiceWarning::Dropped { variable, value: value.to_owned(), because });
         }
+        visible
     }
 }
 
-impl Visible {
+impl ChosenDevice {
     fn of(machine: &Machine, at: usize) -> Self {
-        let accelerator = machine.accelerators[at].clone();
-        Self { position: at, index: Some(accelerator.index), accelerator, entry: None }
+        Self::new(at, machine.accelerators[at].clone())
     }
 
+    /// `text` is the entry as the vendor's parser understands it: `1` for `1gpu`.
     fn named(self, text: impl Into<String>, is_uuid: bool) -> Self {
-        Self { entry: Some(NamedEntry { text: text.into(), is_uuid }), ..self }
+        Self { entry: Some(text.into()), by_uuid: is_uuid, ..self }
     }
 }
 
 /// Every device of a type, by index.
-fn devices_of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
+fn devices_of_kind(machine: &Machine, kind: DeviceType) -> Vec<ChosenDevice> {
     let of_kind = |(at, accelerator): (usize, &Accelerator)| (accelerator.kind == kind).then_some(at);
-    let mut devices: Vec<Visible> = machine
+    let mut devices: Vec<ChosenDevice> = machine
         .accelerators
         .iter()
         .enumerate()
         .filter_map(of_kind)
-        .map(|at| Visible::of(machine, at))
+        .map(|at| ChosenDevice::of(machine, at))
         .collect();
     devices.sort_by_key(|device| device.accelerator.index);
     devices

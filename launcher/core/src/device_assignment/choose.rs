@@ -1,8 +1,10 @@
 //! Chooses the devices, and words the warnings about them.
 
+use std::cell::OnceCell;
+
 use super::{Assigner, requested_kinds};
 use crate::device::choice::{
-    Choice, ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning, choose_devices, label,
+    ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning, DeviceChoice, label, select, visible,
 };
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine, Visibility};
@@ -13,7 +15,7 @@ use crate::spec::device_request::WorkerCount;
 use crate::spec::{CliFlavor, Unhealthy};
 
 impl Assigner<'_> {
-    pub(super) fn choose(&mut self, machine: &Machine) -> Result<Choice, DeviceError> {
+    pub(super) fn choose(&mut self, machine: &Machine) -> Result<DeviceChoice, DeviceError> {
         let options = self.request;
         let unhealthy = match options.check {
             Some(_) => dead_devices(machine, self.node.facts.world().user_id()),
@@ -41,7 +43,7 @@ impl Assigner<'_> {
         Ok(choice)
     }
 
-    fn add_warnings(&mut self, choice: &Choice) {
+    fn add_warnings(&mut self, choice: &DeviceChoice) {
         // Each worker is then told its own device by a name that the order does not change.
         let is_named = self.request.visibility == Some(Visibility::Own) && !choice.pinned.is_empty();
         // torch's option takes the entries of the list unchecked; else the line about the CPUs has the reason.
@@ -59,7 +61,7 @@ impl Assigner<'_> {
     }
 
     /// `MIG-GPU-<uuid>/1/0`, as a detail.
-    fn add_old_names(&mut self, choice: &Choice) {
+    fn add_old_names(&mut self, choice: &DeviceChoice) {
         let is_old = |uuid: &&str| uuid.starts_with("MIG-GPU-") && uuid.contains('/');
         let mut names = choice.devices.iter().filter_map(|chosen| chosen.accelerator.uuid.as_deref());
         if let Some(name) = names.find(is_old) {
@@ -73,13 +75,15 @@ impl Assigner<'_> {
         machine: &Machine,
         unhealthy: &[(usize, String)],
         request: &ChoiceRequest,
-    ) -> Result<Choice, ChoiceError> {
+    ) -> Result<DeviceChoice, ChoiceError> {
+        let answer = OnceCell::new();
         let cuda_order = || match self.is_passive() && self.request.binding.is_none() {
             true => Err("only their number matters".to_owned()),
-            false => (self.node.cuda_order)(),
+            false => answer.get_or_init(self.node.cuda_order).clone(),
         };
         let inherited = &self.inherited;
-        choose_devices(&ChoiceInput { machine, inherited, request, unhealthy, cuda_order: &cuda_order })
+        let input = ChoiceInput { machine, inherited, request, unhealthy, cuda_order: &cuda_order };
+        select(visible(&input)?, &input)
     }
 
     /// Whether devices are only counted or bound near to, as torchrun does, and never chosen.
@@ -116,7 +120,7 @@ impl Assigner<'_> {
     }
 
     /// Findings of a check that do not forbid the launch; without a check, devices that are plainly dead.
-    pub(super) fn add_findings(&mut self, choice: &Choice) {
+    pub(super) fn add_findings(&mut self, choice: &DeviceChoice) {
         let (severity, advice) = match (self.request.check, self.cli_flavor) {
             (Some(_), _) => (Severity::Warning, ""),
             (None, CliFlavor::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),

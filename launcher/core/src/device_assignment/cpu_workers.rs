@@ -3,7 +3,7 @@
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::{Assigner, DeviceAssignment, assignment, presence, virtual_devices};
-use crate::device::choice::{Choice, ChoiceWarning};
+use crate::device::choice::{ChoiceWarning, DeviceChoice};
 use crate::device::cpu_reason::{CpuFacts, CpuReason, find_cpu_reason};
 use crate::device::handover::assign_worker_variables;
 use crate::device::worker_device::WorkerDevice;
@@ -46,7 +46,7 @@ impl Assigner<'_> {
     /// Workers without a device; `hide` is the choice that hides the accelerators from them.
     pub(super) fn on_cpus(
         &self,
-        hide: Option<&Choice>,
+        hide: Option<&DeviceChoice>,
         cause: CpuCause<'_>,
     ) -> Result<DeviceAssignment, DeviceError> {
         if let Some(Setting { origin, value }) = &self.request.binding {

@@ -2,13 +2,13 @@
 
 use crate::device::DeviceType;
 use crate::device::affinity::format_ranges;
-use crate::device::choice::{SelectedDevice, SelectionMethod, noun, number};
+use crate::device::choice::{ChosenDevice, SelectionMethod, noun, number};
 use crate::device::worker_device::{DeviceIdentity, WorkerDevice};
 use crate::notice::Notice;
 use crate::plain::plain;
 
 /// The identity of a chosen device, for messages.
-pub(super) fn device_identity(chosen: &SelectedDevice) -> DeviceIdentity {
+pub(super) fn device_identity(chosen: &ChosenDevice) -> DeviceIdentity {
     let accelerator = &chosen.accelerator;
     DeviceIdentity {
         index: number(accelerator),
@@ -82,8 +82,7 @@ mod tests {
         for (kind, part, title) in parts {
             let accelerator = Accelerator { part, ..fake::card(kind, 1, "H100", 0x1b) };
             let label = label(&accelerator);
-            let how = SelectionMethod::Default;
-            let identity = device_identity(&SelectedDevice { accelerator, how, name: String::new() });
+            let identity = device_identity(&ChosenDevice::new(0, accelerator));
             assert_eq!((identity.title().as_str(), identity.to_string()), (title, label));
         }
     }

@@ -4,7 +4,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::Assigner;
 use crate::device::DeviceType;
-use crate::device::choice::{Choice, label};
+use crate::device::choice::{DeviceChoice, label};
 use crate::device_assignment::DeviceError;
 use crate::facts::Facts;
 use crate::notice::Notice;
@@ -26,7 +26,7 @@ impl Assigner<'_> {
         }
     }
 
-    pub(super) fn workers(&self, choice: &Choice) -> Result<LocalWorldSize, DeviceError> {
+    pub(super) fn workers(&self, choice: &DeviceChoice) -> Result<LocalWorldSize, DeviceError> {
         let devices = u32::try_from(choice.devices.len()).ok().and_then(LocalWorldSize::new);
         match &self.request.worker_count {
             WorkerCount::Number(number) => Ok(*number),
@@ -67,7 +67,7 @@ impl Assigner<'_> {
 
     pub(super) fn refuse_sharing(
         &mut self,
-        choice: &Choice,
+        choice: &DeviceChoice,
         workers: LocalWorldSize,
     ) -> Result<(), DeviceError> {
         if LocalRank(workers.get()).index() <= choice.devices.len() {

@@ -6,7 +6,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::{Assigner, device_lines};
 use crate::device::affinity::Bindings;
-use crate::device::choice::{Choice, ChoiceWarning};
+use crate::device::choice::{ChoiceWarning, DeviceChoice};
 use crate::device::handover::{Handover, assign_worker_variables};
 use crate::device::worker_device::{Device, WorkerDevice};
 use crate::device::{DeviceType, Machine, Visibility};
@@ -18,7 +18,7 @@ impl Assigner<'_> {
     /// Each worker takes the device of its number, as under torchrun.
     pub(super) fn inherited_devices(
         &self,
-        choice: &Choice,
+        choice: &DeviceChoice,
         workers: LocalWorldSize,
     ) -> Result<(Vec<WorkerDevice>, Visibility), DeviceError> {
         let mut worker_devices: Vec<WorkerDevice> = (0..workers.get())
@@ -41,7 +41,7 @@ impl Assigner<'_> {
     /// The vendors' variables tell each worker its device.
     pub(super) fn chosen_devices(
         &mut self,
-        choice: &Choice,
+        choice: &DeviceChoice,
         workers: LocalWorldSize,
     ) -> (Vec<WorkerDevice>, Visibility) {
         let requested = self.requested_visibility();
@@ -70,7 +70,7 @@ impl Assigner<'_> {
     pub(super) fn bind_to_cpus(
         &self,
         machine: &Machine,
-        choice: &Choice,
+        choice: &DeviceChoice,
         worker_devices: &mut [WorkerDevice],
     ) -> Result<(), DeviceError> {
         let Some(Setting { origin, value: binding }) = &self.request.binding else { return Ok(()) };
@@ -96,13 +96,13 @@ impl Assigner<'_> {
 }
 
 /// Whether the driver decides which device has which number.
-fn is_order_unknown(choice: &Choice) -> bool {
+fn is_order_unknown(choice: &DeviceChoice) -> bool {
     choice.warnings.iter().any(|warning| matches!(warning, ChoiceWarning::OrderUnknown { .. }))
 }
 
 /// A worker on one of the chosen devices, with the number under which it finds that, or on the CPUs.
 fn worker_device(
-    choice: &Choice,
+    choice: &DeviceChoice,
     position: Option<usize>,
     (local_rank, ordinal): (LocalRank, u32),
     variables: Vec<(&'static str, Option<OsString>)>,

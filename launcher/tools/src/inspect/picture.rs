@@ -3,7 +3,7 @@
 use super::{InspectError, fact_text};
 use rankrun_core::device::choice::number;
 use rankrun_core::device::choice::{
-    Choice, ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning as Remark, choose_devices,
+    ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning as Remark, DeviceChoice, select, visible,
 };
 use rankrun_core::device::health::{Severity, findings, small_memory_findings};
 use rankrun_core::device::order::{DeviceOrder, sort_devices};
@@ -173,11 +173,12 @@ fn launch_choice(
         unhealthy: &[],
         cuda_order: context.cuda_order,
     };
-    let Choice { kind: found, devices, warnings, .. } = match choose_devices(&question) {
-        // That is an answer too.
-        Err(ChoiceError::AllHidden { .. }) => return Ok((Some(Vec::new()), Vec::new())),
-        answer => answer?,
-    };
+    let DeviceChoice { kind: found, devices, warnings, .. } =
+        match visible(&question).and_then(|visible| select(visible, &question)) {
+            // That is an answer too.
+            Err(ChoiceError::AllHidden { .. }) => return Ok((Some(Vec::new()), Vec::new())),
+            answer => answer?,
+        };
     let position = |device: &Accelerator| {
         let same = |other: &Accelerator| {
             (other.kind, other.index, other.part) == (device.kind, device.index, device.part)

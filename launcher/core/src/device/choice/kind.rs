@@ -1,30 +1,22 @@
 //! The device type of the job: the type that the user asks for, or the only one that the machine, the variables and
 //! `--devices` leave. Pure; the first step of the choice.
 
-use super::{ChoiceError, ChoiceInput, ChoiceWarning, Selector, unavailable_driver};
+use super::{ChoiceError, ChoiceInput, ChoiceWarning, DeviceChoice, Selector, unavailable_driver};
 use crate::device::selector::SelectorEntry;
-use crate::device::visibility::{self, IndexOrder, InheritedVariables, VisibilityQuery, VisibleDevices};
+use crate::device::visibility::{self, IndexOrder, InheritedVariables, VisibilityQuery};
 use crate::device::{Accelerator, DeviceType, Machine, Part, ProbeProblem, ProbeProblemKind};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DeviceTarget {
-    /// CPUs, since that was asked for.
-    WantedCpus,
-    /// CPUs, since no accelerator is visible.
-    Cpus,
-    Of(DeviceType),
-}
-
-pub(super) fn pick(question: &ChoiceInput<'_>) -> Result<DeviceTarget, ChoiceError> {
+/// The type of the devices; [`DeviceType::Cpu`] if that is asked for, or if no accelerator is visible.
+pub(super) fn pick(question: &ChoiceInput<'_>) -> Result<DeviceType, ChoiceError> {
     let (machine, request) = (question.machine, question.request);
     match (request.kind, &request.devices) {
         (_, Some(Selector::None)) | (Some(DeviceType::Cpu), None | Some(Selector::All)) => {
-            Ok(DeviceTarget::WantedCpus)
+            Ok(DeviceType::Cpu)
         }
         (Some(DeviceType::Cpu), Some(selector)) => {
             Err(ChoiceError::NotForCpus { selector: selector.to_string() })
         }
-        (Some(kind), _) if present(machine).contains(&kind) => Ok(DeviceTarget::Of(kind)),
+        (Some(kind), _) if present(machine).contains(&kind) => Ok(kind),
         (Some(kind), _) => Err(no_devices(machine, Some(kind))),
         (None, selector) => default_target(question, selector.as_ref()),
     }
@@ -39,7 +31,7 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
 }
 
 /// The visible devices of a type, in no promised order.
-pub(super) fn visible_devices_of_type(kind: DeviceType, question: &ChoiceInput<'_>) -> VisibleDevices {
+pub(super) fn visible_devices_of_type(kind: DeviceType, question: &ChoiceInput<'_>) -> DeviceChoice {
     let query = VisibilityQuery { index_order: IndexOrder::Named, cuda_order: &unavailable_driver };
     visibility::read_visible_devices(kind, question.machine, question.inherited, query)
 }
@@ -68,11 +60,11 @@ fn is_plain_absence(problem: &ProbeProblem) -> bool {
 fn default_target(
     question: &ChoiceInput<'_>,
     selector: Option<&Selector>,
-) -> Result<DeviceTarget, ChoiceError> {
+) -> Result<DeviceType, ChoiceError> {
     let present = present(question.machine);
-    let by_kind: Vec<(DeviceType, VisibleDevices)> =
+    let by_kind: Vec<(DeviceType, DeviceChoice)> =
         present.iter().map(|kind| (*kind, visible_devices_of_type(*kind, question))).collect();
-    let mut visible: Vec<(DeviceType, &VisibleDevices)> = by_kind
+    let mut visible: Vec<(DeviceType, &DeviceChoice)> = by_kind
         .iter()
         .filter(|(_, of_kind)| !of_kind.devices.is_empty())
         .map(|(kind, of_kind)| (*kind, of_kind))
@@ -82,7 +74,7 @@ fn default_target(
         Some((*kind, of_kind.variable.clone().filter(|_| emptied)?))
     });
     // Many machines have an integrated GPU for the screen: it is used only when named explicitly.
-    let is_meant = |(kind, of_kind): &(DeviceType, &VisibleDevices)| {
+    let is_meant = |(kind, of_kind): &(DeviceType, &DeviceChoice)| {
         !all_integrated(of_kind) || is_named(*kind, question, selector)
     };
     if selector.is_none() || hidden.is_some() || visible.iter().any(is_meant) {
@@ -90,18 +82,18 @@ fn default_target(
     }
     match visible.as_slice() {
         [] => match (selector, hidden) {
-            (None, _) => Ok(DeviceTarget::Cpus),
+            (None, _) => Ok(DeviceType::Cpu),
             (Some(_), Some((kind, (variable, value)))) => {
                 Err(ChoiceError::AllHidden { kind, variable, value })
             }
             (Some(_), None) => Err(no_devices(question.machine, None)),
         },
-        [(kind, _)] => Ok(DeviceTarget::Of(*kind)),
+        [(kind, _)] => Ok(*kind),
         several => select_type(several, question, selector),
     }
 }
 
-fn all_integrated(visible: &VisibleDevices) -> bool {
+fn all_integrated(visible: &DeviceChoice) -> bool {
     visible.devices.iter().all(|device| device.accelerator.integrated)
 }
 
@@ -145,19 +137,19 @@ pub(super) fn lost_devices_of_other_types(
 
 /// Several vendors' devices are visible: the list or a variable must select one type.
 fn select_type(
-    several: &[(DeviceType, &VisibleDevices)],
+    several: &[(DeviceType, &DeviceChoice)],
     question: &ChoiceInput<'_>,
     selector: Option<&Selector>,
-) -> Result<DeviceTarget, ChoiceError> {
+) -> Result<DeviceType, ChoiceError> {
     if let Some(Selector::List(entries)) = selector
         && let Some(kind) = named(entries, question.machine)?
     {
-        return Ok(DeviceTarget::Of(kind));
+        return Ok(kind);
     }
     let pointed: Vec<DeviceType> =
         several.iter().map(|(kind, _)| *kind).filter(|kind| points_at(question.inherited, *kind)).collect();
     if let [kind] = pointed.as_slice() {
-        return Ok(DeviceTarget::Of(*kind));
+        return Ok(*kind);
     }
     let available = several.iter().map(|(kind, visible)| format!("{} of type {kind}", visible.devices.len()));
     Err(ChoiceError::SeveralTypes {

@@ -1,13 +1,14 @@
 //! Warnings about the chosen devices, and about devices that cannot be hidden: facts of the machine that the user may
 //! have missed. It changes no choice. Pure.
 
-use super::{ChoiceWarning, SelectedDevice, label};
+use super::{ChoiceWarning, ChosenDevice, DeviceChoice, label};
 use crate::device::{Accelerator, DeviceType, Machine, Part, health};
 
 /// The modules that Gaudi's documents allow together, beside all.
 const GAUDI_GROUPS: [&[u32]; 6] = [&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[0, 1, 2, 3], &[4, 5, 6, 7]];
 
-pub(super) fn add_remarks(devices: &[SelectedDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
+pub(super) fn add_remarks(choice: &mut DeviceChoice, machine: &Machine) {
+    let DeviceChoice { devices, warnings, .. } = choice;
     small_memory(devices, warnings);
     gaudi_group(devices, machine, warnings);
     if devices.first().is_none_or(|device| device.accelerator.kind == DeviceType::Cuda) {
@@ -22,8 +23,8 @@ pub(super) fn add_remarks(devices: &[SelectedDevice], machine: &Machine, warning
 }
 
 /// Devices that workers on CPUs still see.
-pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
-    for kind in hidden {
+pub(super) fn about_hidden(choice: &mut DeviceChoice, machine: &Machine) {
+    for kind in &choice.hidden {
         let reason = match kind {
             DeviceType::Xpu => "no value of `ZE_AFFINITY_MASK` means none",
             DeviceType::Hpu => "no value of `HABANA_VISIBLE_MODULES` means none",
@@ -32,12 +33,12 @@ pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &
         };
         let matters = |device: &&Accelerator| device.kind == *kind && !device.integrated;
         if machine.accelerators.iter().any(|device| matters(&device)) {
-            warnings.push(ChoiceWarning::StillVisible { kind: *kind, because: reason });
+            choice.warnings.push(ChoiceWarning::StillVisible { kind: *kind, because: reason });
         }
     }
 }
 
-fn small_memory(devices: &[SelectedDevice], warnings: &mut Vec<ChoiceWarning>) {
+fn small_memory(devices: &[ChosenDevice], warnings: &mut Vec<ChoiceWarning>) {
     let accelerators: Vec<&Accelerator> = devices.iter().map(|device| &device.accelerator).collect();
     let small = health::small_memory_findings(&accelerators);
     warnings.extend(small.into_iter().map(|(at, finding)| ChoiceWarning::SmallMemory {
@@ -46,7 +47,7 @@ fn small_memory(devices: &[SelectedDevice], warnings: &mut Vec<ChoiceWarning>) {
     }));
 }
 
-fn gaudi_group(devices: &[SelectedDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
+fn gaudi_group(devices: &[ChosenDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
     let Some(mut modules) =
         devices.iter().map(|device| device.accelerator.module_id).collect::<Option<Vec<_>>>()
     else {

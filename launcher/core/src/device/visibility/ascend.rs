@@ -5,20 +5,20 @@
 
 use std::ffi::OsString;
 
-use super::{InheritedVariables, Visible, VisibleDevices, devices_of_kind};
+use super::{ChosenDevice, DeviceChoice, InheritedVariables, devices_of_kind};
 use crate::device::{DeviceType, Machine};
 
 const VARIABLE: &str = "ASCEND_RT_VISIBLE_DEVICES";
 
-pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
+pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> DeviceChoice {
     let devices = devices_of_kind(machine, DeviceType::Npu);
     match &inherited.ascend {
-        None => VisibleDevices::all(devices),
+        None => DeviceChoice::of(DeviceType::Npu, devices),
         Some(value) => listed(&devices, value),
     }
 }
 
-fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
+fn listed(devices: &[ChosenDevice], value: &OsString) -> DeviceChoice {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
     let end = text.find(|character: char| !character.is_ascii_digit() && character != ',');
@@ -26,7 +26,7 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
         dropped
             .push(format!("the list ends before `{}`, which is neither a digit nor a comma", &text[end..]));
     }
-    let mut named: Vec<Visible> = Vec::new();
+    let mut named: Vec<ChosenDevice> = Vec::new();
     for entry in text[..end.unwrap_or(text.len())].split(',') {
         let number = entry.parse::<u32>().ok();
         let Some(device) = devices.iter().find(|device| Some(device.accelerator.index) == number) else {
@@ -43,5 +43,5 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
         }
         named.push(device.clone().named(entry, false));
     }
-    VisibleDevices::listed(named, VARIABLE, value, &dropped)
+    DeviceChoice::listed(DeviceType::Npu, named, (VARIABLE, value), &dropped)
 }

@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 
-use super::{IndexOrder, InheritedVariables, VisibilityQuery, Visible, VisibleDevices};
+use super::{ChosenDevice, DeviceChoice, IndexOrder, InheritedVariables, VisibilityQuery};
 use crate::device::{Accelerator, Condition, CudaDevice, DeviceType, Machine, Part};
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -16,7 +16,7 @@ pub(super) fn read(
     machine: &Machine,
     inherited: &InheritedVariables,
     query: VisibilityQuery<'_>,
-) -> VisibleDevices {
+) -> DeviceChoice {
     let cards = CardList { machine, inherited };
     match &inherited.cuda {
         None => cards.without_list(query),
@@ -110,7 +110,7 @@ impl CardList<'_> {
         }
     }
 
-    fn without_list(&self, query: VisibilityQuery<'_>) -> VisibleDevices {
+    fn without_list(&self, query: VisibilityQuery<'_>) -> DeviceChoice {
         let variable = self.inherited.cuda_order.as_ref().filter(|_| query.index_order != IndexOrder::Named);
         let has_instances =
             self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
@@ -127,17 +127,17 @@ impl CardList<'_> {
             cards.sort_by_key(|at| self.machine.accelerators[*at].index);
             (cards, None)
         };
-        let mut visible = VisibleDevices::all(Vec::new());
+        let mut visible = DeviceChoice::of(DeviceType::Cuda, Vec::new());
         for (ordinal, card) in cards.into_iter().enumerate() {
             if query.index_order == IndexOrder::Torch {
                 // Through NVML, which lists cards. Without instances there is nothing to see, and it counts all the same.
                 let at = self.device_of(card).unwrap_or(card);
-                visible.devices.push(Visible::of(self.machine, at));
+                visible.devices.push(ChosenDevice::of(self.machine, at));
             } else if self.machine.accelerators[card].part == Part::MigParent {
-                let instances = self.instances(card).map(|at| Visible::of(self.machine, at));
-                visible.devices.extend(instances.map(|device| Visible { index: None, ..device }));
+                let instances = self.instances(card).map(|at| ChosenDevice::of(self.machine, at));
+                visible.devices.extend(instances.map(|device| ChosenDevice { index: None, ..device }));
             } else {
-                let mut device = Visible::of(self.machine, card);
+                let mut device = ChosenDevice::of(self.machine, card);
                 if counts {
                     device.index = u32::try_from(ordinal).ok();
                 }
@@ -149,7 +149,7 @@ impl CardList<'_> {
         visible
     }
 
-    fn with_list(&self, value: &OsStr, query: VisibilityQuery<'_>) -> VisibleDevices {
+    fn with_list(&self, value: &OsStr, query: VisibilityQuery<'_>) -> DeviceChoice {
         let text = value.to_string_lossy();
         let mut dropped = Vec::new();
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
@@ -168,12 +168,12 @@ impl CardList<'_> {
         if matches!(text.trim(), "" | "-1" | "NoDevFiles") {
             dropped.clear();
         }
-        let mut visible = VisibleDevices::listed(devices, VARIABLE, value, &dropped);
+        let mut visible = DeviceChoice::listed(DeviceType::Cuda, devices, (VARIABLE, value), &dropped);
         visible.order_unknown = order_unknown;
         visible
     }
 
-    fn by_uuid(&self, text: &str, form: &str, dropped: &mut Vec<String>) -> Vec<Visible> {
+    fn by_uuid(&self, text: &str, form: &str, dropped: &mut Vec<String>) -> Vec<ChosenDevice> {
         let mut entries: Vec<&str> = Vec::new();
         let mut rest = text.split(',').map(str::trim);
         while let Some(entry) = rest.next() {
@@ -193,7 +193,7 @@ impl CardList<'_> {
             }
             entries.push(entry);
         }
-        let mut named: Vec<Visible> = Vec::new();
+        let mut named: Vec<ChosenDevice> = Vec::new();
         for entry in entries {
             let Some(at) = self.match_unique_uuid(entry, form) else {
                 end_of_list(dropped, entry, "fits no device or several");
@@ -203,7 +203,7 @@ impl CardList<'_> {
                 dropped.push(format!("`{entry}` names a device again, which makes no device visible"));
                 return Vec::new();
             }
-            named.push(Visible::of(self.machine, at).named(entry, true));
+            named.push(ChosenDevice::of(self.machine, at).named(entry, true));
         }
         named
     }
@@ -213,7 +213,7 @@ impl CardList<'_> {
     /// not known which instance one means, and so the card stands for it.
     ///
     /// Nothing where the list has anything else.
-    fn by_legacy_mig_names(&self, text: &str) -> Option<Vec<Visible>> {
+    fn by_legacy_mig_names(&self, text: &str) -> Option<Vec<ChosenDevice>> {
         let entries: Vec<&str> = text.split(',').map(str::trim).collect();
         let is_known = entries.iter().all(|entry| self.match_unique_uuid(entry, "MIG-").is_some());
         let is_twice = entries.iter().enumerate().any(|(at, entry)| entries[..at].contains(entry));
@@ -223,13 +223,13 @@ impl CardList<'_> {
         entries.into_iter().map(|entry| self.by_legacy_mig_name(entry)).collect()
     }
 
-    fn by_legacy_mig_name(&self, entry: &str) -> Option<Visible> {
+    fn by_legacy_mig_name(&self, entry: &str) -> Option<ChosenDevice> {
         let (card, ids) = entry.strip_prefix("MIG-")?.split_once('/')?;
         let (instance, compute) = ids.split_once('/')?;
         let (instance, _): (u32, u32) = (instance.parse().ok()?, compute.parse().ok()?);
         let is_it = |at: &usize| self.machine.accelerators[*at].uuid.as_deref() == Some(card);
         let at = pci_order(self.machine).into_iter().find(is_it)?;
-        let mut device = Visible::of(self.machine, at);
+        let mut device = ChosenDevice::of(self.machine, at);
         let gpu = device.accelerator.index;
         device.accelerator.part = Part::MigInstance { gpu };
         device.accelerator.index = instance;
@@ -262,7 +262,7 @@ impl CardList<'_> {
         text: &str,
         query: VisibilityQuery<'_>,
         dropped: &mut Vec<String>,
-    ) -> (Vec<Visible>, Option<String>) {
+    ) -> (Vec<ChosenDevice>, Option<String>) {
         let mut numbers: Vec<(u64, &str)> = Vec::new();
         let mut rest = text.split(',').map(str::trim);
         while let Some(entry) = rest.next() {
@@ -293,7 +293,7 @@ impl CardList<'_> {
             if !entry.bytes().all(|byte| byte.is_ascii_digit()) {
                 dropped.push(format!("of `{entry}` only `{number}` is read"));
             }
-            named.push(Visible::of(self.machine, at).named(number.to_string(), false));
+            named.push(ChosenDevice::of(self.machine, at).named(number.to_string(), false));
         }
         (named, order_unknown)
     }

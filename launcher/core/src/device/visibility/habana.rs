@@ -6,17 +6,13 @@
 
 use std::ffi::OsString;
 
-use super::{IndexOrder, InheritedVariables, Visible, VisibleDevices, devices_of_kind, not_empty};
+use super::{ChosenDevice, DeviceChoice, IndexOrder, InheritedVariables, devices_of_kind, not_empty};
 use crate::device::choice::ChoiceWarning;
 use crate::device::{DeviceType, Machine};
 
 const VARIABLE: &str = "HABANA_VISIBLE_MODULES";
 
-pub(super) fn read(
-    machine: &Machine,
-    inherited: &InheritedVariables,
-    counting: IndexOrder,
-) -> VisibleDevices {
+pub(super) fn read(machine: &Machine, inherited: &InheritedVariables, counting: IndexOrder) -> DeviceChoice {
     let mut devices = devices_of_kind(machine, DeviceType::Hpu);
     let numbered = devices.iter().all(|device| device.accelerator.module_id.is_some());
     let mut visible = match not_empty(inherited.habana.as_ref()) {
@@ -26,7 +22,7 @@ pub(super) fn read(
                 // The vendor's PyTorch bridge gives a process the module of its local rank.
                 devices.sort_by_key(|device| device.accelerator.module_id);
             }
-            VisibleDevices::all(devices)
+            DeviceChoice::of(DeviceType::Hpu, devices)
         }
     };
     let counts_modules = visible.variable.is_some() || counting.is_runtime_order();
@@ -37,11 +33,11 @@ pub(super) fn read(
 }
 
 /// Where the driver does not tell the modules' numbers, they are taken to be the devices'.
-fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
-    let module = |device: &Visible| device.accelerator.module_id.unwrap_or(device.accelerator.index);
+fn listed(devices: &[ChosenDevice], value: &OsString) -> DeviceChoice {
+    let module = |device: &ChosenDevice| device.accelerator.module_id.unwrap_or(device.accelerator.index);
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
-    let mut named: Vec<Visible> = Vec::new();
+    let mut named: Vec<ChosenDevice> = Vec::new();
     for entry in text.split(',').map(str::trim) {
         let number = entry.parse::<u32>().ok();
         match devices.iter().find(|device| Some(module(device)) == number) {
@@ -53,7 +49,7 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
         }
     }
     let ascending = named.is_sorted_by_key(module);
-    let mut visible = VisibleDevices::listed(named, VARIABLE, value, &dropped);
+    let mut visible = DeviceChoice::listed(DeviceType::Hpu, named, (VARIABLE, value), &dropped);
     if !ascending {
         let reason = "the vendor promises no order of the modules in it";
         visible.warnings.push(ChoiceWarning::NoOrder {

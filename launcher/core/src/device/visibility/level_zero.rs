@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 
-use super::{IndexOrder, InheritedVariables, Visible, VisibleDevices, not_empty};
+use super::{ChosenDevice, DeviceChoice, IndexOrder, InheritedVariables, not_empty};
 use crate::device::choice::ChoiceWarning;
 use crate::device::{Accelerator, DeviceType, Machine, Memory, Part};
 
@@ -40,11 +40,7 @@ pub(in crate::device) fn mask_entry_of(machine: &Machine, hierarchy: Hierarchy, 
     }
 }
 
-pub(super) fn read(
-    machine: &Machine,
-    inherited: &InheritedVariables,
-    counting: IndexOrder,
-) -> VisibleDevices {
+pub(super) fn read(machine: &Machine, inherited: &InheritedVariables, counting: IndexOrder) -> DeviceChoice {
     let cards = cards(machine);
     let hierarchy = hierarchy(inherited);
     let mask = not_empty(inherited.ze_mask.as_ref());
@@ -70,8 +66,8 @@ pub(super) fn read(
         }
     };
     let mut visible = match mask {
-        Some(mask) => VisibleDevices::listed(devices, VARIABLE, mask, &dropped),
-        None => VisibleDevices::all(devices),
+        Some(mask) => DeviceChoice::listed(DeviceType::Xpu, devices, (VARIABLE, mask), &dropped),
+        None => DeviceChoice::of(DeviceType::Xpu, devices),
     };
     if has_several_cards && !pinned {
         visible.order_unknown = Some(ORDER_UNKNOWN.to_owned());
@@ -149,11 +145,11 @@ fn entries(
     entries
 }
 
-fn tiles(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>) -> Vec<Visible> {
+fn tiles(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>) -> Vec<ChosenDevice> {
     let mut devices = Vec::new();
     for (card, tiles) in cards.iter().enumerate() {
         for (tile, at) in tiles.iter().enumerate() {
-            let device = Visible::of(machine, *at);
+            let device = ChosenDevice::of(machine, *at);
             match entries.map(|entries| entries.iter().find(|entry| entry.tiles.contains(&(card, tile)))) {
                 None => devices.push(device),
                 Some(Some(entry)) => devices.push(device.named(&*entry.text, false)),
@@ -164,7 +160,7 @@ fn tiles(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>)
     devices
 }
 
-fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>) -> Vec<Visible> {
+fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEntry]>) -> Vec<ChosenDevice> {
     let mut devices = Vec::new();
     for (card, tiles) in cards.iter().enumerate() {
         let Some(entries) = entries else {
@@ -189,8 +185,8 @@ fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEn
 }
 
 /// Some tiles of a card as the one device that they are together.
-fn merge_tiles(machine: &Machine, card: usize, tiles: &[usize]) -> Visible {
-    let mut device = Visible::of(machine, tiles[0]);
+fn merge_tiles(machine: &Machine, card: usize, tiles: &[usize]) -> ChosenDevice {
+    let mut device = ChosenDevice::of(machine, tiles[0]);
     device.index = u32::try_from(card).ok();
     if tiles.len() > 1 {
         let memories: Option<Vec<Memory>> = tiles.iter().map(|at| machine.accelerators[*at].memory).collect();

@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 
-use super::{InheritedVariables, Visible, VisibleDevices, devices_of_kind, not_empty};
+use super::{ChosenDevice, DeviceChoice, InheritedVariables, devices_of_kind, not_empty};
 use crate::device::{DeviceType, Machine};
 
-pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
-    let mut visible = VisibleDevices::all(devices_of_kind(machine, DeviceType::Rocm));
+pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> DeviceChoice {
+    let mut visible = DeviceChoice::of(DeviceType::Rocm, devices_of_kind(machine, DeviceType::Rocm));
     if let Some(value) = &inherited.rocr {
         visible = apply_rocr_list(&visible.devices, value);
     }
@@ -21,10 +21,10 @@ pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> Visible
 }
 
 /// Reads the list as ROCr's parser does (`amd_filter_device.cpp`).
-fn apply_rocr_list(devices: &[Visible], value: &OsStr) -> VisibleDevices {
+fn apply_rocr_list(devices: &[ChosenDevice], value: &OsStr) -> DeviceChoice {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
-    let mut named: Vec<Visible> = Vec::new();
+    let mut named: Vec<ChosenDevice> = Vec::new();
     // It reads no more tokens than there are devices.
     let tokens: Vec<&str> = text.split(',').map(str::trim).collect();
     for (place, token) in tokens.iter().enumerate() {
@@ -47,12 +47,12 @@ fn apply_rocr_list(devices: &[Visible], value: &OsStr) -> VisibleDevices {
         }
         break;
     }
-    VisibleDevices::listed(named, "ROCR_VISIBLE_DEVICES", value, &dropped)
+    DeviceChoice::listed(DeviceType::Rocm, named, ("ROCR_VISIBLE_DEVICES", value), &dropped)
 }
 
 /// `GPU-` and up to 16 hex digits that fit one device.
-fn by_uuid<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
-    let fits = |device: &&Visible| {
+fn by_uuid<'a>(devices: &'a [ChosenDevice], token: &str) -> Option<&'a ChosenDevice> {
+    let fits = |device: &&ChosenDevice| {
         device.accelerator.uuid.as_ref().is_some_and(|uuid| uuid.to_ascii_uppercase().starts_with(token))
     };
     let mut fitting = devices.iter().filter(fits);
@@ -61,7 +61,7 @@ fn by_uuid<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
 }
 
 /// As `strtol` with base 0 reads it, to the end.
-fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
+fn by_number<'a>(devices: &'a [ChosenDevice], token: &str) -> Option<&'a ChosenDevice> {
     let token = token.strip_prefix('+').unwrap_or(token);
     let (digits, radix) = match token.strip_prefix("0X") {
         Some(hex) => (hex, 16),
@@ -74,14 +74,14 @@ fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
 }
 
 /// Reads the list as HIP's parser does (`Device::init` of ROCclr).
-fn apply_hip_list(devices: &[Visible], variable: &'static str, value: &OsStr) -> VisibleDevices {
+fn apply_hip_list(devices: &[ChosenDevice], variable: &'static str, value: &OsStr) -> DeviceChoice {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
-    let mut named: Vec<Visible> = Vec::new();
+    let mut named: Vec<ChosenDevice> = Vec::new();
     for entry in text.strip_suffix(',').unwrap_or(&text).split(',') {
         let is_uuid = entry.starts_with("GPU-");
         let found = if is_uuid {
-            let is = |device: &&Visible| {
+            let is = |device: &&ChosenDevice| {
                 device.accelerator.uuid.as_ref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(entry))
             };
             devices.iter().find(is)
@@ -102,5 +102,5 @@ fn apply_hip_list(devices: &[Visible], variable: &'static str, value: &OsStr) ->
             Some(device) => named.push(device.clone().named(entry, is_uuid)),
         }
     }
-    VisibleDevices::listed(named, variable, value, &dropped)
+    DeviceChoice::listed(DeviceType::Rocm, named, (variable, value), &dropped)
 }

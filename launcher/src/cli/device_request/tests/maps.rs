@@ -172,15 +172,28 @@ fn torchrun_nproc_lines_are_printed_at_info_level() {
     }
 }
 
+/// Two unlike GPUs, with a driver that counts them in this order.
+fn driver(order: [u32; 2]) -> FakeWorld {
+    let device = |index: u32| {
+        let Accelerator { name, pci, uuid, .. } = gpu(DeviceType::Cuda, index);
+        rankrun_core::device::CudaDevice { uuid: uuid.unwrap(), pci, name }
+    };
+    with_sign(unlike(2)).cuda_order(order.map(device).to_vec())
+}
+
+/// Both the inherited list and the order depend on the driver, and a child is started for its answer.
+#[test]
+fn cuda_driver_is_queried_once() {
+    let world = driver([1, 0]);
+    let asked = world.asked();
+    let line = "rankrun --devices 1,0 --device-order fastest";
+    assert_eq!(map(&launch(world, line, &[("CUDA_VISIBLE_DEVICES", "0,1")])), "cuda:0=1 cuda:1=0");
+    let is_order = |question: &&Question| matches!(question, Question::CudaOrder(_));
+    assert_eq!(asked.take().iter().filter(is_order).count(), 1);
+}
+
 #[test]
 fn unknown_driver_order_is_queried_or_reported() {
-    let driver = |order: [u32; 2]| {
-        let device = |index: u32| {
-            let Accelerator { name, pci, uuid, .. } = gpu(DeviceType::Cuda, index);
-            rankrun_core::device::CudaDevice { uuid: uuid.unwrap(), pci, name }
-        };
-        with_sign(unlike(2)).cuda_order(order.map(device).to_vec())
-    };
     assert_eq!(map(&launch(driver([1, 0]), "rankrun", &[])), "cuda:0=1 cuda:1=0");
     assert_eq!(map(&launch(driver([1, 0]), "rankrun --device-order fastest", &[])), "cuda:0=1 cuda:1=0");
     assert_eq!(map(&launch(driver([1, 0]), "rankrun --devices 0,1", &[])), "cuda:0=0 cuda:1=1");

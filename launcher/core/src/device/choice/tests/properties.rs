@@ -84,7 +84,7 @@ pub(crate) fn typed_request(world: &World, picks: &[usize]) -> (ChoiceRequest, V
     (ChoiceRequest { devices: devices_option, ..ChoiceRequest::default() }, devices)
 }
 
-fn chosen(choice: &Choice) -> Vec<Accelerator> {
+fn chosen(choice: &DeviceChoice) -> Vec<Accelerator> {
     choice.devices.iter().map(|device| device.accelerator.clone()).collect()
 }
 

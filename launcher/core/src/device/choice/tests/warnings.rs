@@ -37,7 +37,7 @@ fn unknown_order_warns_if_variable_is_unchanged() {
         unhealthy: &[],
         cuda_order: &|| Err("it hangs".to_owned()),
     };
-    let choice = choose_devices(&question).unwrap();
+    let choice = fake::choose_by(&question).unwrap();
     assert_eq!(
         choice.warnings,
         [ChoiceWarning::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() }]
