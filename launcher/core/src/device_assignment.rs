@@ -1,15 +1,14 @@
-//! The assignment of devices to workers: one discovery, one choice, and the variables of each worker.
+//! The assignment of devices to workers: one discovery, one choice, and the variables of each worker. Pure.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `choose` | machine and request → the chosen devices, and the warnings about them |
 //! | `worker_count` | the number of workers |
-//! | `worker_devices` | chosen devices → the device, variables and CPUs of each worker |
+//! | `numa_binding` | the CPUs that each worker is bound to |
 //! | `cpu_workers` | workers on the CPUs, and the reason |
 //! | `virtual_devices` | torch's `--virtual-local-rank` |
 //! | `omp_threads` | `OMP_NUM_THREADS` of the workers |
 //! | `device_lines` | one line for each worker that names its device |
-//! | `presence` | whether a probe is worth starting |
 //! | `hint` | hints that fit the request |
 //!
 //! Under the name torchrun nothing is chosen: the workers inherit the vendors' variables as they are. Devices are only
@@ -22,58 +21,54 @@ mod cpu_workers;
 mod device_lines;
 mod error;
 mod hint;
+mod numa_binding;
 mod omp_threads;
-mod presence;
 mod virtual_devices;
 mod worker_count;
-mod worker_devices;
 
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
 
-use rankrun_contract::rank::LocalWorldSize;
-
+pub use device_lines::device_lines;
 pub use error::DeviceError;
+pub use omp_threads::omp_notice;
 
-use crate::device::choice::{ChosenDevice, DeviceChoice};
+use crate::device::handover::assign;
 use crate::device::visibility::{AskCuda, InheritedVariables};
-use crate::device::worker_device::WorkerDevice;
-use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility};
-use crate::facts::Facts;
+use crate::device::{
+    ChosenDevice, DeviceChoice, DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility,
+};
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 use crate::spec::device_request::{DeviceRequest, ProbeNeed, WorkerCount};
-use cpu_workers::CpuCause;
 
-/// The answers of this node; a probe is asked only if the assignment depends on its answer.
+/// The facts of this node. A probe is asked only if the assignment depends on its answer.
 pub struct NodeFacts<'a> {
-    /// The environment, the files and the CPUs.
-    pub facts: &'a Facts,
+    /// The environment of the launcher.
+    pub environment: &'a [(OsString, OsString)],
+    /// The user id of the launcher.
+    pub user_id: u32,
+    /// The number of CPUs that the launcher may use.
+    pub cpu_count: usize,
+    /// These CPUs in ascending order; none where the kernel does not tell.
+    pub allowed_cpus: Vec<u32>,
+    /// The device types with a device node of their driver. A library alone does not mean a card: computers without one
+    /// often share the image of computers with cards.
+    pub device_nodes: Vec<DeviceType>,
+    /// Whether there is any sign of an accelerator. A sign is not a proof; without one a probe would find no device.
+    pub has_accelerator_sign: bool,
     /// The machine as the probes find it.
     pub discover: &'a dyn Fn(ProbeScope) -> Machine,
     /// The CUDA driver's order of its devices.
     pub cuda_order: AskCuda<'a>,
 }
 
-/// The workers of this node and their devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceAssignment {
-    /// The number of workers on this node.
-    pub workers: LocalWorldSize,
-    /// The device of each worker, by local rank.
-    pub worker_devices: Vec<WorkerDevice>,
-    /// How much each worker sees of the chosen devices.
-    pub visibility: Visibility,
-    /// `OMP_NUM_THREADS`, unless the user set it: fewer workers have more CPUs each.
-    pub omp_threads: Option<u32>,
-    /// The line about [`Self::omp_threads`].
-    pub omp_notice: Option<Notice>,
-    /// Warnings and details about the choice.
-    pub notices: Vec<Notice>,
-    /// The device of each worker, or the reason for the CPUs.
-    pub lines: Vec<Notice>,
+impl NodeFacts<'_> {
+    fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
+    }
 }
 
-/// Counts the workers and gives each its device.
+/// Counts the workers and gives each its device. Returns also the warnings and details about the choice.
 ///
 /// # Errors
 /// The request does not fit this machine, or a probe that it depends on fails.
@@ -81,27 +76,12 @@ pub fn assign_devices(
     request: &DeviceRequest,
     cli_flavor: CliFlavor,
     node: &NodeFacts<'_>,
-) -> Result<DeviceAssignment, DeviceError> {
-    let inherited = InheritedVariables::of(|name| node.facts.variable(name));
+) -> Result<(DeviceChoice, Vec<Notice>), DeviceError> {
+    let inherited = InheritedVariables::of(|name| node.variable(name));
     let mut assigner = Assigner { request, cli_flavor, node, inherited, notices: Vec::new() };
-    let mut assignment = assigner.assign().map_err(|error| hint::with_hint(error, request))?;
-    assignment.notices = assigner.notices;
-    (assignment.omp_threads, assignment.omp_notice) = omp_threads::default_omp_threads(
-        cli_flavor,
-        (assignment.workers, &assignment.worker_devices),
-        node.facts,
-    )
-    .unzip();
-    Ok(assignment)
-}
-
-/// The CPUs as the choice, with the accelerators that the workers must not see. Device nodes tell which there are, so
-/// that no driver needs to answer.
-fn cpus_without_accelerators(facts: &Facts) -> DeviceChoice {
-    let exists = |path: &str| facts.exists(Path::new(path));
-    let nodes = [(DeviceType::Rocm, exists("/dev/kfd")), (DeviceType::Npu, exists("/dev/davinci_manager"))];
-    let others = nodes.into_iter().filter(|(_, exists)| *exists).map(|(kind, _)| kind);
-    DeviceChoice::cpus([DeviceType::Cuda].into_iter().chain(others).collect())
+    let mut choice = assigner.assign().map_err(|error| hint::with_hint(error, request))?;
+    choice.omp_threads = omp_threads::default_omp_threads(cli_flavor, &choice.workers, node);
+    Ok((choice, assigner.notices))
 }
 
 struct Assigner<'a> {
@@ -113,15 +93,13 @@ struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    fn assign(&mut self) -> Result<DeviceAssignment, DeviceError> {
-        let facts = self.node.facts;
-        let has_sign = || presence::has_accelerator_sign(facts.world(), facts.variable("LD_LIBRARY_PATH"));
+    fn assign(&mut self) -> Result<DeviceChoice, DeviceError> {
+        let has_sign = self.node.has_accelerator_sign;
         match self.request.probe_need(self.cli_flavor, has_sign) {
-            ProbeNeed::None => self.without_probe(has_sign()),
+            ProbeNeed::None => self.without_probe(has_sign),
             ProbeNeed::OnlyCpus => {
                 self.refuse_count_of_devices()?;
-                let hide = has_sign().then(|| cpus_without_accelerators(facts));
-                self.on_cpus(hide.as_ref(), CpuCause::Requested)
+                self.on_cpus(DeviceChoice::cpus(self.unprobed_types()), None)
             }
             ProbeNeed::Optional => {
                 let machine = self.discover();
@@ -130,7 +108,7 @@ impl Assigner<'_> {
                     None => self.choose(&machine),
                 };
                 match choice {
-                    Ok(choice) => self.on_devices(&machine, &choice),
+                    Ok(choice) => self.on_devices(&machine, choice),
                     Err(error) => {
                         let text = format!("{error}; the workers are not told which device is theirs");
                         self.notices.push(Notice::Device { text });
@@ -142,22 +120,32 @@ impl Assigner<'_> {
         }
     }
 
-    fn with_probe(&mut self) -> Result<DeviceAssignment, DeviceError> {
+    /// The types of the accelerators that workers on the CPUs must not see. Device nodes tell which there are, so that
+    /// no driver needs to answer.
+    fn unprobed_types(&self) -> Vec<DeviceType> {
+        let has_node = |kind: &DeviceType| self.node.device_nodes.contains(kind);
+        let others = [DeviceType::Rocm, DeviceType::Npu].into_iter().filter(has_node);
+        let types = self.node.has_accelerator_sign.then_some(DeviceType::Cuda).into_iter();
+        types.chain(others).collect()
+    }
+
+    fn with_probe(&mut self) -> Result<DeviceChoice, DeviceError> {
         let kinds = requested_kinds(self.request)?;
         let machine = self.discover();
         match self.find_problem(&machine, &kinds) {
             Some((_, error)) if self.depends_on_devices() => Err(error),
-            Some((kind, error)) if presence::has_node(self.node.facts.world(), kind) => Err(error),
+            Some((kind, error)) if self.node.device_nodes.contains(&kind) => Err(error),
             Some((_, error)) => {
                 if !self.explains_cpus() {
                     let text = format!("{error}; no accelerator shows itself, so the CPUs are taken");
                     self.notices.push(Notice::Device { text });
                 }
-                self.on_cpus(None, CpuCause::LibraryFailed(&error))
+                let reason = format!("{error}; there is no device node");
+                self.on_cpus(DeviceChoice::cpus(Vec::new()), Some(reason))
             }
             None => {
                 let choice = self.choose(&machine)?;
-                self.on_devices(&machine, &choice)
+                self.on_devices(&machine, choice)
             }
         }
     }
@@ -212,34 +200,30 @@ impl Assigner<'_> {
         machine
     }
 
-    fn on_devices(
-        &mut self,
-        machine: &Machine,
-        choice: &DeviceChoice,
-    ) -> Result<DeviceAssignment, DeviceError> {
-        let workers = self.workers(choice)?;
+    fn on_devices(&mut self, machine: &Machine, choice: DeviceChoice) -> Result<DeviceChoice, DeviceError> {
+        let workers = self.workers(&choice)?;
         if choice.kind == DeviceType::Cpu {
-            let useless = hint::options_without_effect(self.request).filter(|_| choice.is_untouched);
+            if !choice.is_untouched {
+                return self.on_cpus(choice, None);
+            }
+            let useless = hint::options_without_effect(self.request);
             self.notices.extend(useless.map(|text| Notice::Device { text }));
-            return if choice.is_untouched {
-                self.on_cpus(None, CpuCause::Choice(machine, &choice.warnings))
-            } else {
-                self.on_cpus(Some(choice), CpuCause::Requested)
-            };
+            let reason = self.reason_of_choice(machine, &choice.warnings);
+            return self.on_cpus(choice, reason);
         }
-        self.refuse_sharing(choice, workers)?;
-        let (mut worker_devices, visibility) = if self.passes_variables(choice) {
-            self.inherited_devices(choice, workers)?
-        } else {
-            self.chosen_devices(choice, workers)
-        };
-        self.bind_to_cpus(machine, choice, &mut worker_devices)?;
-        self.add_findings(choice);
-        let lines = match self.cli_flavor {
-            CliFlavor::Rankrun if !self.request.quiet => device_lines::device_lines(&worker_devices),
-            CliFlavor::Rankrun | CliFlavor::Torchrun => Vec::new(),
-        };
-        Ok(assignment(workers, worker_devices, visibility, lines))
+        self.refuse_sharing(&choice, workers)?;
+        let visibility = (!self.passes_variables(&choice)).then(|| self.requested_visibility());
+        let mut choice = assign(choice, &self.inherited, workers.get(), visibility);
+        // One worker that sees its one device needs no explanation.
+        let is_surprising = choice.workers.len() > 1 || choice.devices.len() > 1;
+        if let Some(reason) = choice.forced_own_reason.filter(|_| is_surprising) {
+            let text = format!("each worker sees its own device alone, as LOCAL_RANK 0: {reason}");
+            self.notices.push(Notice::Device { text });
+        }
+        self.pass_list_entries(&mut choice)?;
+        self.bind_to_cpus(machine, &mut choice)?;
+        self.add_findings(&choice);
+        Ok(choice)
     }
 
     /// Whether the vendors' variables pass unchanged, but for torch's `--virtual-local-rank`.
@@ -272,23 +256,5 @@ fn requested_kinds(request: &DeviceRequest) -> Result<Vec<DeviceType>, DeviceErr
         (_, Some(kind)) => Ok(vec![kind.value]),
         (WorkerCount::Devices { kinds, .. }, None) => Ok(kinds.clone()),
         (_, None) => Ok(Vec::new()),
-    }
-}
-
-/// An assignment without notices and `OMP_NUM_THREADS`, which [`assign_devices`] adds.
-const fn assignment(
-    workers: LocalWorldSize,
-    worker_devices: Vec<WorkerDevice>,
-    visibility: Visibility,
-    lines: Vec<Notice>,
-) -> DeviceAssignment {
-    DeviceAssignment {
-        workers,
-        worker_devices,
-        visibility,
-        omp_threads: None,
-        omp_notice: None,
-        notices: Vec::new(),
-        lines,
     }
 }

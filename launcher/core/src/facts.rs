@@ -3,6 +3,8 @@
 //! All code that decides about a launch asks `Facts`, and does not touch the system otherwise. The environment is a
 //! snapshot; the rest is asked on demand, since a launch pays for every question. Tests use a fake `World`.
 
+mod accelerator_sign;
+
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -10,7 +12,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::device::{CudaDevice, Machine, ProbeScope};
+use crate::device::visibility::AskCuda;
+use crate::device::{CudaDevice, DeviceType, Machine, ProbeScope};
+use crate::device_assignment::NodeFacts;
 
 /// The shim's variable with the Python that was to be torchrun. It is not a setting, and workers do not get it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
@@ -152,6 +156,29 @@ impl Facts {
         let machine = self.world.probe_devices(ask, limit);
         *self.discovered.borrow_mut() = Some((ask, machine.clone()));
         machine
+    }
+
+    /// The facts that an assignment of devices depends on, with the answers of these probes.
+    #[must_use]
+    pub fn node_facts<'a>(
+        &'a self,
+        discover: &'a dyn Fn(ProbeScope) -> Machine,
+        cuda_order: AskCuda<'a>,
+    ) -> NodeFacts<'a> {
+        let world = self.world();
+        let has_node = |kind: &DeviceType| accelerator_sign::has_node(world, *kind);
+        let device_nodes: Vec<DeviceType> = DeviceType::ALL.into_iter().filter(has_node).collect();
+        NodeFacts {
+            environment: &self.environment,
+            user_id: world.user_id(),
+            cpu_count: world.affinity_cpu_count(),
+            allowed_cpus: world.allowed_cpus(),
+            has_accelerator_sign: !device_nodes.is_empty()
+                || accelerator_sign::has_library(world, self.variable("LD_LIBRARY_PATH")),
+            device_nodes,
+            discover,
+            cuda_order,
+        }
     }
 
     /// Whether there is something at `path`.

@@ -2,7 +2,7 @@
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
-use crate::device::worker_device::{Device, WorkerDevice};
+use crate::device::WorkerDevice;
 use crate::rendezvous::Round;
 
 /// The ranks and the device of one worker.
@@ -14,8 +14,8 @@ pub struct Placement {
     pub role_rank: Rank,
     /// The worker's index on this node.
     pub local_rank: LocalRank,
-    /// The device that the worker computes on.
-    pub device: Device,
+    /// The device that the worker computes on, its variables and CPUs.
+    pub device: WorkerDevice,
 }
 
 /// One worker of one generation.
@@ -29,14 +29,14 @@ pub struct WorkerId {
 
 /// The placements of one node's workers in a round, in local rank order.
 #[must_use]
-pub fn assign_ranks(worker_devices: &[WorkerDevice], round: &Round) -> Vec<Placement> {
+pub fn assign_ranks(workers: &[WorkerDevice], round: &Round) -> Vec<Placement> {
     (0..)
-        .zip(worker_devices)
-        .map(|(index, worker_device)| Placement {
+        .zip(workers)
+        .map(|(index, device)| Placement {
             rank: Rank(round.base_rank.0.saturating_add(index)),
             role_rank: Rank(round.base_role_rank.0.saturating_add(index)),
             local_rank: LocalRank(index),
-            device: worker_device.device.clone(),
+            device: device.clone(),
         })
         .collect()
 }

@@ -17,9 +17,7 @@ use std::time::Duration;
 
 use crate::posix::Signal;
 
-use crate::device::DeviceType;
-use crate::device::Visibility;
-use crate::device::worker_device::WorkerDevice;
+use crate::device::{DeviceChoice, DeviceType};
 use crate::spec::device_request::DeviceRequest;
 use crate::spec::options::IndependentOptions;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
@@ -104,10 +102,8 @@ pub struct LaunchSpec {
     pub stdin: StdinPolicy,
     /// Variables that the launcher adds for every worker, beside the contract's.
     pub defaults: WorkerDefaults,
-    /// One for each worker, by local rank.
-    pub worker_devices: Vec<WorkerDevice>,
-    /// The chosen devices that a worker sees. With its own alone its `LOCAL_RANK` is 0.
-    pub visibility: Visibility,
+    /// The chosen devices, and the device of each worker.
+    pub devices: DeviceChoice,
     /// The device options; devices are assigned by them again after a device has died.
     pub device_request: DeviceRequest,
     /// The sink of torch's events (`--event-log-handler`).
@@ -126,7 +122,7 @@ impl LaunchSpec {
     /// The effect of a dead device, if the devices are checked; CPUs need no check.
     #[must_use]
     pub fn device_check(&self) -> Option<Unhealthy> {
-        let has_devices = self.worker_devices.iter().any(|worker| worker.device.kind != DeviceType::Cpu);
+        let has_devices = self.devices.workers.iter().any(|worker| worker.kind != DeviceType::Cpu);
         self.device_request.check.filter(|_| has_devices)
     }
 }
@@ -434,8 +430,6 @@ pub enum StdinPolicy {
 /// Variables that the launcher adds for every worker unless the user set them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerDefaults {
-    /// `OMP_NUM_THREADS`: set for more than one worker, if the user did not set it.
-    pub omp_threads: Option<u32>,
     /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: set if the user did not set it.
     pub nccl_async_error_handling: bool,
     /// `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of
@@ -484,14 +478,15 @@ pub fn example() -> LaunchSpec {
         },
         stdin: StdinPolicy::All,
         defaults: WorkerDefaults {
-            omp_threads: None,
             nccl_async_error_handling: false,
             interfaces: Vec::new(),
             connection_interfaces: Vec::new(),
             nccl_library: None,
         },
-        worker_devices: (0..2).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect(),
-        visibility: Visibility::Whole,
+        devices: DeviceChoice {
+            workers: (0..2).map(|rank| crate::device::WorkerDevice::cpu(LocalRank(rank))).collect(),
+            ..DeviceChoice::cpus(Vec::new())
+        },
         device_request: DeviceRequest::default(),
         events: EventLog::Off,
         parent_error_file: None,

@@ -79,12 +79,10 @@ pub fn worker_command(
 ) -> Result<WorkerCommand, NulByte> {
     let (path, argv) = worker_command_line(spec, placement);
     let vars = worker_environment(spec, context, placement, error_file);
-    let assigned = spec.worker_devices.get(placement.local_rank.index());
-    let device_variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
-        .chain(device_variables.map(|(name, _)| *name))
+        .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
         // One of a launcher above this one is another's.
         .chain([env::DEVICE, env::ROUND])
@@ -97,7 +95,7 @@ pub fn worker_command(
         .map(|(name, value)| c_string([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<_, _>>()?;
     let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
-    let cpus = assigned.and_then(|assigned| assigned.cpus.clone());
+    let cpus = placement.device.cpus.clone();
     Ok(WorkerCommand { path: c_string(path.into_vec())?, argv, envp, cpus })
 }
 
@@ -159,7 +157,7 @@ pub fn worker_environment(
     let has_rounds = spec.rendezvous.nodes().max > NodeCount::ONE;
     let env = WorkerEnv {
         rank: placement.rank,
-        local_rank: match spec.visibility {
+        local_rank: match spec.devices.visibility {
             Visibility::Whole => placement.local_rank,
             Visibility::Own => LocalRank(0),
         },
@@ -186,7 +184,7 @@ pub fn worker_environment(
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
     }
-    if let Some(threads) = spec.defaults.omp_threads {
+    if let Some(threads) = spec.devices.omp_threads {
         vars.push(("OMP_NUM_THREADS", threads.to_string().into()));
     }
     vars.extend(spec.defaults.interfaces.iter().map(|(name, interface)| (*name, interface.into())));
@@ -194,8 +192,7 @@ pub fn worker_environment(
         vars.extend(spec.defaults.connection_interfaces.iter().map(|name| (*name, interface.into())));
     }
     vars.extend(spec.defaults.nccl_library.iter().map(|path| (env::NCCL_LIBRARY, path.into())));
-    let assigned = spec.worker_devices.get(placement.local_rank.index());
-    for (name, value) in assigned.into_iter().flat_map(|assigned| &assigned.variables) {
+    for (name, value) in &placement.device.variables {
         if let Some(value) = value {
             vars.push((name, value.clone()));
         }

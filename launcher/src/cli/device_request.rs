@@ -11,9 +11,9 @@ use super::python_text::parse_int;
 use super::resolve::refused;
 use super::scheduler::find_step;
 use super::settings::{Setting, Settings};
-use rankrun_core::device::DeviceType;
 use rankrun_core::device::selector::Selector;
-use rankrun_core::device_assignment::{DeviceAssignment, DeviceError, NodeFacts, assign_devices};
+use rankrun_core::device::{DeviceChoice, DeviceType};
+use rankrun_core::device_assignment::{DeviceError, assign_devices};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
@@ -41,24 +41,21 @@ pub(super) fn resolve_devices(
     settings: &Settings<'_>,
     verbosity: Verbosity,
     notices: &mut Vec<Notice>,
-) -> Result<(DeviceRequest, DeviceAssignment), CliError> {
+) -> Result<(DeviceRequest, DeviceChoice), CliError> {
     let cli_flavor = settings.cli_flavor;
     let request = read_request(settings).map_err(|error| in_words_of(error, cli_flavor))?;
     let facts = settings.facts;
-    let node = NodeFacts {
-        facts,
-        discover: &|scope| facts.discover(scope, request.probe_timeout),
-        cuda_order: &|| facts.world().cuda_order(request.probe_timeout),
-    };
-    let mut assignment =
-        assign_devices(&request, cli_flavor, &node).map_err(|error| in_words_of(error.into(), cli_flavor))?;
-    let assignment_notices = std::mem::take(&mut assignment.notices).into_iter();
+    let discover = |scope| facts.discover(scope, request.probe_timeout);
+    let cuda_order = || facts.world().cuda_order(request.probe_timeout);
+    let (choice, choice_notices) =
+        assign_devices(&request, cli_flavor, &facts.node_facts(&discover, &cuda_order))
+            .map_err(|error| in_words_of(error.into(), cli_flavor))?;
     let is_shown = |notice: &Notice| verbosity >= Verbosity::Info || !matches!(notice, Notice::Detail { .. });
-    notices.extend(assignment_notices.filter(is_shown));
+    notices.extend(choice_notices.into_iter().filter(is_shown));
     if cli_flavor == CliFlavor::Torchrun && verbosity >= Verbosity::Info {
-        notices.extend(worker_count_details(settings, &request, &assignment));
+        notices.extend(worker_count_details(settings, &request, &choice));
     }
-    Ok((request, assignment))
+    Ok((request, choice))
 }
 
 fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
@@ -144,13 +141,13 @@ fn node_tasks(facts: &Facts) -> Option<NodeTasks> {
 fn worker_count_details(
     settings: &Settings<'_>,
     request: &DeviceRequest,
-    assignment: &DeviceAssignment,
+    choice: &DeviceChoice,
 ) -> Vec<Notice> {
     let text = settings.get(&settings.args.torchrun.nproc_per_node);
     let text = text.map_or_else(|| "1".to_owned(), |found| found.value);
     let line = format!("Using nproc_per_node={text}.");
     let mut notices = vec![Notice::Detail { text: line, torch_line: Some(855) }];
-    let kind = assignment.worker_devices.first().map(|worker| worker.device.kind);
+    let kind = choice.workers.first().map(|worker| worker.kind);
     let what = match (&request.worker_count, kind) {
         (WorkerCount::Default | WorkerCount::Number(_), _) => return notices,
         (WorkerCount::Devices { word, .. }, _) => word.clone(),
@@ -158,7 +155,7 @@ fn worker_count_details(
         (WorkerCount::Auto, Some(kind)) => kind.to_string(),
         (WorkerCount::Cpus | WorkerCount::Auto, _) => DeviceType::Cpu.to_string(),
     };
-    let count = assignment.workers;
+    let count = choice.workers.len();
     let line = format!(
         "Using nproc_per_node={text}, setting nproc_per_node to {count} since the instance has {count} {what}"
     );

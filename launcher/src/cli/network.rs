@@ -7,8 +7,7 @@ use super::error::{hint_for_port_range, hint_for_size};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use bytesize::ByteSize;
-use rankrun_core::device::DeviceType;
-use rankrun_core::device::worker_device::WorkerDevice;
+use rankrun_core::device::{DeviceType, WorkerDevice};
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
@@ -92,7 +91,7 @@ pub(super) fn nccl_chooses(
     network: &NetworkSpec,
     worker_devices: &[WorkerDevice],
 ) -> bool {
-    let uses_nccl = |worker: &WorkerDevice| matches!(worker.device.kind, DeviceType::Cuda | DeviceType::Rocm);
+    let uses_nccl = |worker: &WorkerDevice| matches!(worker.kind, DeviceType::Cuda | DeviceType::Rocm);
     settings.cli_flavor == CliFlavor::Rankrun
         && network.iface.is_none()
         && worker_devices.first().is_some_and(uses_nccl)

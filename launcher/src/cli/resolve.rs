@@ -28,6 +28,7 @@ use super::settings::{CommandLine, Setting, Settings, WrittenOption, flag_is_not
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
+use rankrun_core::device_assignment::{device_lines, omp_notice};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::{IgnoredBecause, Notice};
 use rankrun_core::spec::rendezvous::{NetworkSpec, NodeRange};
@@ -64,7 +65,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
     let events = resolve_events(&settings)?;
     refuse_logs_specs(&settings)?;
     let (device_request, devices) = resolve_devices(&settings, verbosity, &mut notices)?;
-    let workers = devices.workers;
+    let workers = devices.worker_count();
     let stdin = resolve_stdin(&settings, workers)?;
     let restart = resolve_restart(&settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
@@ -72,13 +73,13 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
     let role =
         settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, workers, &mut notices)?;
-    notices.extend(devices.omp_notice);
+    notices.extend(omp_notice(settings.cli_flavor, &devices, facts.world().affinity_cpu_count()));
     notices.extend(tell_without_effect(&settings, &line));
     let entrypoint = resolve_entrypoint(&settings, argv0, &line.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
-    notices.extend(devices.lines);
-    let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, devices.omp_threads)?;
-    network.nccl_chooses = nccl_chooses(&settings, &network, &devices.worker_devices);
+    notices.extend(device_lines(&devices, &device_request, settings.cli_flavor));
+    let defaults = worker_defaults(&settings, rendezvous.nodes(), &network)?;
+    network.nccl_chooses = nccl_chooses(&settings, &network, &devices.workers);
     let spec = LaunchSpec {
         cli_flavor: settings.cli_flavor,
         entrypoint,
@@ -98,8 +99,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
         stdin,
         defaults,
         network,
-        worker_devices: devices.worker_devices,
-        visibility: devices.visibility,
+        devices,
         device_request,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
@@ -115,11 +115,9 @@ fn worker_defaults(
     settings: &Settings<'_>,
     nodes: NodeRange,
     network: &NetworkSpec,
-    omp_threads: Option<u32>,
 ) -> Result<WorkerDefaults, CliError> {
     let facts = settings.facts;
     Ok(WorkerDefaults {
-        omp_threads,
         nccl_async_error_handling: facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING").is_none(),
         interfaces: interfaces(network, facts),
         connection_interfaces: connection_interfaces(settings, nodes, network),

@@ -67,7 +67,7 @@ fn plain_script_is_standalone_launch() {
     assert_eq!(spec.logs.dir, LogDir::ErrorFiles(PathBuf::from("/tmp")));
     assert_eq!(spec.logs.redirects, StreamMap::All(Streams::default()));
     assert_eq!(spec.stdin, StdinPolicy::All);
-    assert!(spec.defaults.omp_threads.is_none());
+    assert!(spec.devices.omp_threads.is_none());
 }
 
 #[test]

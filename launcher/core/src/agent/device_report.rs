@@ -3,9 +3,9 @@
 
 use rankrun_contract::rank::LocalRank;
 
+use crate::device::choice::number;
 use crate::device::health::{Severity, findings};
-use crate::device::worker_device::{Device, DeviceIdentity, WorkerDevice};
-use crate::device::{Accelerator, Machine, ProbeProblem, ProbeProblemKind};
+use crate::device::{Accelerator, ChosenDevice, Machine, ProbeProblem, ProbeProblemKind, WorkerDevice};
 use crate::job_event::{DeadDevice, DeviceWarning, JobEvent};
 
 /// Why a device that is no longer listed counts as dead.
@@ -36,20 +36,19 @@ impl DeviceReport {
 ///
 /// A device that is not found is dead only if every source that could list it has answered.
 #[must_use]
-pub fn report_devices(machine: &Machine, worker_devices: &[WorkerDevice], own_uid: u32) -> DeviceReport {
+pub fn report_devices(machine: &Machine, workers: &[WorkerDevice], own_uid: u32) -> DeviceReport {
     let mut checkup = DeviceReport::default();
     // A fallback source knows less: it lists the devices, but not their condition.
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let troubles: Vec<&ProbeProblem> =
-        all.filter(|trouble| is_of_worker_device(trouble, worker_devices)).collect();
-    for (device, identity, local_ranks) in group_by_device(worker_devices) {
-        let name = identity.to_string();
+    let troubles: Vec<&ProbeProblem> = all.filter(|trouble| is_of_worker_device(trouble, workers)).collect();
+    for (device, local_ranks) in group_by_device(workers) {
+        let name = device.to_string();
         let mut dead = |why| {
             let (local_ranks, device) = (local_ranks.clone(), name.clone());
             checkup.dead.push(DeadDevice { local_ranks, device, reason: why });
         };
-        let Some(accelerator) = find_accelerator(machine, device, identity) else {
-            if !troubles.iter().any(|trouble| trouble.kind == device.kind) {
+        let Some(accelerator) = find_accelerator(machine, device) else {
+            if !troubles.iter().any(|trouble| trouble.kind == device.accelerator.kind) {
                 dead(NOT_LISTED.to_owned());
             }
             continue;
@@ -75,26 +74,19 @@ pub fn report_devices(machine: &Machine, worker_devices: &[WorkerDevice], own_ui
 }
 
 /// True if the trouble may hide something about the workers' devices. A missing library never listed them.
-fn is_of_worker_device(trouble: &ProbeProblem, worker_devices: &[WorkerDevice]) -> bool {
+fn is_of_worker_device(trouble: &ProbeProblem, workers: &[WorkerDevice]) -> bool {
     let is_missing = matches!(trouble.what, ProbeProblemKind::Missing(_));
-    !is_missing
-        && worker_devices.iter().any(|worker_device| {
-            worker_device.device.identity.is_some() && worker_device.device.kind == trouble.kind
-        })
+    !is_missing && workers.iter().any(|worker| worker.identity.is_some() && worker.kind == trouble.kind)
 }
 
 /// Each device once, with all local ranks that used it.
-fn group_by_device(worker_devices: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
-    let mut devices: Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> = Vec::new();
-    for (local_rank, worker_device) in (0..).map(LocalRank).zip(worker_devices) {
-        let Some(identity) = &worker_device.device.identity else { continue };
-        let same = |(device, other, _): &&mut (&Device, &DeviceIdentity, _)| {
-            device.kind == worker_device.device.kind
-                && (&other.index, &other.uuid, other.pci) == (&identity.index, &identity.uuid, identity.pci)
-        };
-        match devices.iter_mut().find(same) {
-            Some((_, _, local_ranks)) => local_ranks.push(local_rank),
-            None => devices.push((&worker_device.device, identity, vec![local_rank])),
+fn group_by_device(workers: &[WorkerDevice]) -> Vec<(&ChosenDevice, Vec<LocalRank>)> {
+    let mut devices: Vec<(&ChosenDevice, Vec<LocalRank>)> = Vec::new();
+    for (local_rank, worker) in (0..).map(LocalRank).zip(workers) {
+        let Some(device) = &worker.identity else { continue };
+        match devices.iter_mut().find(|(other, _)| other.accelerator == device.accelerator) {
+            Some((_, local_ranks)) => local_ranks.push(local_rank),
+            None => devices.push((device, vec![local_rank])),
         }
     }
     devices
@@ -102,18 +94,14 @@ fn group_by_device(worker_devices: &[WorkerDevice]) -> Vec<(&Device, &DeviceIden
 
 /// Matches by UUID, else by PCI address, as far as both sides know them. A device without either is matched
 /// by its index.
-pub fn find_accelerator<'a>(
-    machine: &'a Machine,
-    device: &Device,
-    identity: &DeviceIdentity,
-) -> Option<&'a Accelerator> {
-    let all = || machine.accelerators.iter().filter(|found| found.kind == device.kind);
-    let by_uuid = || all().find(|found| identity.uuid.is_some() && found.uuid == identity.uuid);
-    let without_uuid = |found: &&Accelerator| found.uuid.is_none() || identity.uuid.is_none();
-    let by_pci =
-        || all().filter(without_uuid).find(|found| identity.pci.is_some() && found.pci == identity.pci);
+pub fn find_accelerator<'a>(machine: &'a Machine, device: &ChosenDevice) -> Option<&'a Accelerator> {
+    let known = &device.accelerator;
+    let all = || machine.accelerators.iter().filter(|found| found.kind == known.kind);
+    let by_uuid = || all().find(|found| known.uuid.is_some() && found.uuid == known.uuid);
+    let without_uuid = |found: &&Accelerator| found.uuid.is_none() || known.uuid.is_none();
+    let by_pci = || all().filter(without_uuid).find(|found| known.pci.is_some() && found.pci == known.pci);
     let is_nameless = |found: &&Accelerator| found.uuid.is_none() && found.pci.is_none();
-    let by_index = || all().filter(is_nameless).find(|found| found.index.to_string() == identity.index);
+    let by_index = || all().filter(is_nameless).find(|found| number(found) == number(known));
     by_uuid().or_else(by_pci).or_else(by_index)
 }
 

@@ -18,23 +18,8 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
 
 /// A worker on the device with this index.
 fn worker_device(index: u32) -> WorkerDevice {
-    let accelerator = accelerator(index);
-    let mut worker_device = WorkerDevice::cpu(LocalRank(0));
-    worker_device.device = Device {
-        kind: accelerator.kind,
-        ordinal: 0,
-        identity: Some(DeviceIdentity {
-            index: index.to_string(),
-            noun: "GPU",
-            name: accelerator.name,
-            uuid: accelerator.uuid,
-            pci: accelerator.pci,
-            numa_node: None,
-            chosen_by: "--devices".to_owned(),
-        }),
-        is_known_to_runtime: true,
-    };
-    worker_device
+    let identity = Some(ChosenDevice::new(usize::try_from(index).unwrap(), accelerator(index)));
+    WorkerDevice { kind: DeviceType::Cuda, identity, ..WorkerDevice::cpu(LocalRank(0)) }
 }
 
 fn dead_devices(checkup: &DeviceReport) -> Vec<(Vec<u32>, &str, &str)> {

@@ -53,8 +53,7 @@ impl JobRules {
     /// The rules of the launch that `spec` describes.
     #[must_use]
     pub fn of(spec: &LaunchSpec) -> Self {
-        let has_devices =
-            spec.worker_devices.iter().any(|worker_device| worker_device.device.identity.is_some());
+        let has_devices = spec.devices.workers.iter().any(|worker| worker.identity.is_some());
         let listed = spec.signals.stop.contains(&Signal::SIGINT);
         Self {
             cli_flavor: spec.cli_flavor,

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`visible`] | the type of the devices, and those that the inherited variables leave | `kind`, [`visibility`] |
 //! | [`select`] | those of `--devices` that live, in their order and with their names | `typed`, [`order`], `names`, `remarks` |
+//! | [`assign`](super::handover::assign) | the device of each worker | [`handover`](super::handover) |
 
 mod error;
 mod idle;
@@ -16,9 +17,6 @@ pub(super) mod tests;
 mod typed;
 mod warning;
 
-use std::ffi::OsString;
-use std::fmt;
-
 pub use error::ChoiceError;
 pub use label::{label, line, noun, number};
 pub use warning::ChoiceWarning;
@@ -26,7 +24,9 @@ pub use warning::ChoiceWarning;
 use super::order::{self, DeviceOrder};
 use super::selector::{Selector, SelectorEntry};
 use super::visibility::{self, AskCuda, IndexOrder, InheritedVariables, VisibilityQuery};
-use super::{Accelerator, CudaDevice, DeviceType, Machine, Part};
+use super::{
+    Accelerator, ChosenDevice, CudaDevice, DeviceChoice, DeviceType, Machine, Part, SelectionMethod,
+};
 
 /// The device options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -55,133 +55,6 @@ pub struct ChoiceInput<'a> {
     pub unhealthy: &'a [(usize, String)],
     /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it.
     pub cuda_order: AskCuda<'a>,
-}
-
-/// The devices of a launch. [`visible`] makes it, and [`select`] narrows it to the chosen devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceChoice {
-    /// The type of the devices; [`DeviceType::Cpu`] if there is no accelerator or none was wanted.
-    pub kind: DeviceType,
-    /// In the order of the ranks; empty for CPUs and MPS-less machines.
-    pub devices: Vec<ChosenDevice>,
-    /// The inherited variable that narrows or orders the visible devices, with its value.
-    pub variable: Option<(&'static str, OsString)>,
-    /// Why the runtime counts in an order that is not known here, so that an index may mean another device.
-    pub order_unknown: Option<String>,
-    /// Whether the inherited variables already name exactly these devices, so that they pass unchanged.
-    pub is_untouched: bool,
-    /// Variables that define the meaning of the device names (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); set together with the
-    /// names.
-    pub pinned: Vec<(&'static str, OsString)>,
-    /// The types of the accelerators that are there and that the user does not want the workers to see
-    /// (`--devices none`, `--device-type cpu`).
-    pub hidden: Vec<DeviceType>,
-    /// Warnings for the user, each printed once.
-    pub warnings: Vec<ChoiceWarning>,
-}
-
-/// One device of a choice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChosenDevice {
-    /// Its position in [`Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
-    pub position: usize,
-    /// The device, as a process sees it.
-    pub accelerator: Accelerator,
-    /// The index that `--devices` names it by; a MIG device that no list names has none.
-    pub index: Option<u32>,
-    /// The entry of the inherited list that names it.
-    pub entry: Option<String>,
-    /// Whether the user wrote a UUID for it, typed or in the inherited list.
-    pub by_uuid: bool,
-    /// The option or variable that chose it.
-    pub how: SelectionMethod,
-    /// How its vendor's variable names it beside [`DeviceChoice::pinned`]; empty where the vendor has no variable.
-    pub name: String,
-}
-
-impl DeviceChoice {
-    /// These devices of one type, which no variable narrows.
-    pub(super) const fn of(kind: DeviceType, devices: Vec<ChosenDevice>) -> Self {
-        Self {
-            kind,
-            devices,
-            variable: None,
-            order_unknown: None,
-            is_untouched: true,
-            pinned: Vec::new(),
-            hidden: Vec::new(),
-            warnings: Vec::new(),
-        }
-    }
-
-    /// The CPUs, with the types of the accelerators that the workers must not see.
-    #[must_use]
-    pub fn cpus(hidden: Vec<DeviceType>) -> Self {
-        Self { is_untouched: hidden.is_empty(), hidden, ..Self::of(DeviceType::Cpu, Vec::new()) }
-    }
-
-    /// The inherited list, if there is one; a variable that only orders the devices is none.
-    #[must_use]
-    pub fn list(&self) -> Option<&(&'static str, OsString)> {
-        self.variable.as_ref().filter(|(variable, _)| *variable != "CUDA_DEVICE_ORDER")
-    }
-}
-
-impl ChosenDevice {
-    /// A device that no option and no variable names.
-    #[must_use]
-    pub const fn new(position: usize, accelerator: Accelerator) -> Self {
-        Self {
-            position,
-            index: Some(accelerator.index),
-            accelerator,
-            entry: None,
-            by_uuid: false,
-            how: SelectionMethod::Default,
-            name: String::new(),
-        }
-    }
-}
-
-/// How a device was chosen, for the line that tells it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SelectionMethod {
-    /// Nothing was said: all there are.
-    Default,
-    /// By an inherited variable, with the entry that named it where there is one.
-    Inherited {
-        /// The name of the inherited variable.
-        variable: &'static str,
-        /// The entry of its list, if there is one.
-        entry: Option<String>,
-    },
-    /// By `--devices`; the entry as it was written.
-    Typed {
-        /// The entry as it was written.
-        entry: String,
-        /// The inherited variable within which it counts.
-        within: Option<&'static str>,
-    },
-    /// One of the above, moved to its place by `--device-order`.
-    Ordered {
-        /// The option or variable that chose it.
-        how: Box<Self>,
-        /// The order that gave it its place.
-        order: DeviceOrder,
-    },
-}
-
-impl fmt::Display for SelectionMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("all devices"),
-            Self::Inherited { variable, entry: None } => f.write_str(variable),
-            Self::Inherited { variable, entry: Some(entry) } => write!(f, "{variable} entry {entry}"),
-            Self::Typed { entry, within: None } => write!(f, "--devices {entry}"),
-            Self::Typed { entry, within: Some(variable) } => write!(f, "--devices {entry} within {variable}"),
-            Self::Ordered { how, order } => write!(f, "{how}, --device-order {}", order.as_str()),
-        }
-    }
 }
 
 /// The devices that a launch sees without `--devices`.

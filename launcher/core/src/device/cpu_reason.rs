@@ -7,15 +7,6 @@ mod tests;
 use super::choice::{ChoiceWarning, number};
 use super::{DeviceType, Machine, Part, ProbeProblem};
 
-/// Why workers run on the CPUs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CpuReason {
-    /// A variable hides every device: the user asked for the CPUs.
-    Requested,
-    /// Devices were expected, or nothing was said.
-    Because(String),
-}
-
 /// Everything that the reason depends on.
 pub struct CpuFacts<'a> {
     /// Reads one variable of the environment.
@@ -24,10 +15,10 @@ pub struct CpuFacts<'a> {
     pub machine: Option<&'a Machine>,
     /// Warnings of the choice that found no device.
     pub warnings: &'a [ChoiceWarning],
-    /// Whether a driver has made its device node.
-    pub has_node: &'a dyn Fn(DeviceType) -> bool,
+    /// The types with a device node of their driver.
+    pub device_nodes: &'a [DeviceType],
     /// Whether there is any driver library or device node.
-    pub has_accelerator_sign: &'a dyn Fn() -> bool,
+    pub has_accelerator_sign: bool,
 }
 
 /// A vendor's names for its driver and its variables.
@@ -91,11 +82,12 @@ enum RequestedDevices {
 /// Slurm writes it when a task has no GPU.
 const SLURM_NONE: &str = "NoDevFiles";
 
-/// The reason; a variable that asks for devices comes first, then one that hides them all.
+/// The reason; a variable that asks for devices comes first, then one that hides them all: the user asked for the CPUs,
+/// and needs none.
 #[must_use]
-pub fn find_cpu_reason(facts: &CpuFacts<'_>) -> CpuReason {
+pub fn find_cpu_reason(facts: &CpuFacts<'_>) -> Option<String> {
     if let Some(lost_entries) = describe_lost_entries(facts.warnings) {
-        return CpuReason::Because(lost_entries);
+        return Some(lost_entries);
     }
     let processes = VENDORS.iter().map(|vendor| (vendor, vendor.lists));
     let found = requesting_variable(facts, processes);
@@ -105,20 +97,18 @@ pub fn find_cpu_reason(facts: &CpuFacts<'_>) -> CpuReason {
             .filter(|(_, _, _, wanted)| *wanted == RequestedDevices::Devices)
     });
     match found {
-        None => CpuReason::Because(no_usable_device_reason(facts)),
-        Some((.., RequestedDevices::Cpus | RequestedDevices::Nothing)) => CpuReason::Requested,
+        None => Some(no_usable_device_reason(facts)),
+        Some((.., RequestedDevices::Cpus | RequestedDevices::Nothing)) => None,
         Some((_, name, value, RequestedDevices::Devices)) if value.trim() == SLURM_NONE => {
-            CpuReason::Because(format!(
-                "`{name}={value}`: Slurm gave this task no GPU; `--gres=gpu:N` asks for them"
-            ))
+            Some(format!("`{name}={value}`: Slurm gave this task no GPU; `--gres=gpu:N` asks for them"))
         }
         Some((vendor, name, value, RequestedDevices::Devices)) => {
             let why = unmet_request_reason(vendor, facts);
-            let way_out = match (facts.has_node)(vendor.kind) {
+            let way_out = match facts.device_nodes.contains(&vendor.kind) {
                 true => "`rankrun devices` shows what is there",
                 false => "start the container or job step with its devices",
             };
-            CpuReason::Because(format!(
+            Some(format!(
                 "`{name}={value}` asks for devices, and {why}; {way_out}, or say `--device-type cpu` if CPUs are meant"
             ))
         }
@@ -184,7 +174,7 @@ fn unmet_request_reason(vendor: &VendorNames, facts: &CpuFacts<'_>) -> String {
         return format!("none of the {} devices here is in it", vendor.kind);
     }
     let problem = facts.machine.and_then(|machine| main_problem(vendor, machine));
-    let has_node = (facts.has_node)(vendor.kind);
+    let has_node = facts.device_nodes.contains(&vendor.kind);
     match (problem, has_node) {
         (Some(problem), true) => format!("`{}` is here, but {problem}", vendor.node),
         (None, true) => format!("`{}` is here, but no device answers", vendor.node),
@@ -235,7 +225,7 @@ fn no_usable_device_reason(facts: &CpuFacts<'_>) -> String {
     // Other drivers have nodes in `/dev/accel` and `/dev/dri`.
     let has_own_node =
         |vendor: &&VendorNames| matches!(vendor.kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
-    let with_node = listed.find(|vendor| has_own_node(vendor) && (facts.has_node)(vendor.kind));
+    let with_node = listed.find(|vendor| has_own_node(vendor) && facts.device_nodes.contains(&vendor.kind));
     match with_node.and_then(|vendor| Some((vendor, main_problem(vendor, machine)?))) {
         Some((vendor, problem)) => format!("`{}` is here, but {problem}", vendor.node),
         None => no_accelerator_reason(facts),
@@ -243,7 +233,7 @@ fn no_usable_device_reason(facts: &CpuFacts<'_>) -> String {
 }
 
 fn no_accelerator_reason(facts: &CpuFacts<'_>) -> String {
-    let nothing = if (facts.has_accelerator_sign)() { "" } else { ": no driver library and no device node" };
+    let nothing = if facts.has_accelerator_sign { "" } else { ": no driver library and no device node" };
     format!("no accelerator is found{nothing}")
 }
 

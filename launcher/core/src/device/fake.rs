@@ -3,11 +3,11 @@
 
 use std::ffi::OsString;
 
-use super::choice::{ChoiceError, ChoiceInput, ChoiceRequest, DeviceChoice, number, select, visible};
+use super::choice::{ChoiceError, ChoiceInput, ChoiceRequest, number, select, visible};
 use super::visibility::InheritedVariables;
 use super::{
-    Accelerator, Condition, CudaDevice, DeviceLink, DeviceProcess, DeviceType, LinkKind, Machine, Memory,
-    Part, PciAddress,
+    Accelerator, Condition, CudaDevice, DeviceChoice, DeviceLink, DeviceProcess, DeviceType, LinkKind,
+    Machine, Memory, Part, PciAddress,
 };
 
 const GIB: u64 = 1 << 30;

@@ -14,68 +14,81 @@ mod tests;
 
 use std::ffi::OsString;
 
-use super::choice::DeviceChoice;
+use rankrun_contract::rank::LocalRank;
+
+use super::choice::ChoiceWarning;
 use super::visibility::InheritedVariables;
-use super::{DeviceType, Part, Visibility};
+use super::{DeviceChoice, DeviceType, Part, Visibility, WorkerDevice};
 
-/// The devices and variables of all workers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Handover {
-    /// The devices that workers see: as requested, or [`Visibility::Own`] if one list cannot express the choice.
-    pub visibility: Visibility,
-    /// The reason why the visibility differs from the requested one.
-    pub forced_own_reason: Option<&'static str>,
-    /// The devices and variables, by local rank.
-    pub workers: Vec<WorkerVariables>,
-}
-
-/// The device and the variables of one worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerVariables {
-    /// Position of its device in [`DeviceChoice::devices`]; none on CPUs.
-    pub device: Option<usize>,
-    /// The device's number among the devices that the worker sees.
-    pub ordinal: u32,
-    /// Variables to set, or with `None` to take away.
-    pub variables: Vec<(&'static str, Option<OsString>)>,
-}
-
-/// The variables of `workers` workers; with more workers than devices they are dealt in turn, each its own.
+/// Gives each worker its device and variables; with more workers than devices they are dealt in turn, each its own.
+///
+/// Without a visibility the vendors' variables pass unchanged, and each worker takes the device of its number, as under
+/// torchrun.
 #[must_use]
-pub fn assign_worker_variables(
-    choice: &DeviceChoice,
+pub fn assign(
+    mut choice: DeviceChoice,
     inherited: &InheritedVariables,
     workers: u32,
-    visibility: Visibility,
-) -> Handover {
-    if choice.devices.is_empty() {
-        let variables = hide_variables(&choice.hidden, inherited);
-        let worker = |ordinal| WorkerVariables { device: None, ordinal, variables: variables.clone() };
-        return Handover { visibility, forced_own_reason: None, workers: (0..workers).map(worker).collect() };
+    visibility: Option<Visibility>,
+) -> DeviceChoice {
+    choice.forced_own_reason = match visibility {
+        Some(Visibility::Whole) => own_visibility_reason(&choice, workers),
+        Some(Visibility::Own) | None => None,
+    };
+    let is_forced = choice.forced_own_reason.is_some();
+    choice.visibility = if is_forced { Visibility::Own } else { visibility.unwrap_or(Visibility::Whole) };
+    let ranks = (0..workers).map(LocalRank);
+    choice.workers = match visibility {
+        _ if choice.devices.is_empty() => {
+            let variables = hide_variables(&choice.hidden, inherited);
+            ranks
+                .map(|rank| WorkerDevice { variables: variables.clone(), ..WorkerDevice::cpu(rank) })
+                .collect()
+        }
+        None => ranks.map(|rank| inherited_device(&choice, rank)).collect(),
+        Some(_) => ranks.map(|rank| chosen_device(&choice, rank, inherited)).collect(),
+    };
+    choice
+}
+
+/// The device of the worker's number; the CPUs if there is none.
+fn inherited_device(choice: &DeviceChoice, rank: LocalRank) -> WorkerDevice {
+    let cpu = WorkerDevice::cpu(rank);
+    match choice.devices.get(rank.index()) {
+        Some(device) => {
+            let identity = Some(device.clone()).filter(|_| !is_order_unknown(choice));
+            WorkerDevice { kind: choice.kind, identity, ..cpu }
+        }
+        None => cpu,
     }
-    let forced = match visibility {
-        Visibility::Whole => own_visibility_reason(choice, workers),
-        Visibility::Own => None,
-    };
-    let visibility = if forced.is_some() { Visibility::Own } else { visibility };
+}
+
+/// The device that the vendor's variables tell the worker.
+fn chosen_device(choice: &DeviceChoice, rank: LocalRank, inherited: &InheritedVariables) -> WorkerDevice {
     let names: Vec<&str> = choice.devices.iter().map(|device| device.name.as_str()).collect();
-    let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
-    let worker = |local_rank: u32| {
-        let ordinal = local_rank % count;
-        let place = usize::try_from(ordinal).unwrap_or(0);
-        let (ordinal, shown) = match visibility {
-            Visibility::Whole => (ordinal, names.as_slice()),
-            Visibility::Own => (0, &names[place..=place]),
-        };
-        let as_inherited = choice.is_untouched && shown.len() == names.len();
-        let variables = if as_inherited { Vec::new() } else { show_variables(choice, shown, inherited) };
-        WorkerVariables { device: Some(place), ordinal, variables }
+    let place = rank.index() % names.len();
+    let (ordinal, shown) = match choice.visibility {
+        Visibility::Whole => (u32::try_from(place).unwrap_or(u32::MAX), names.as_slice()),
+        Visibility::Own => (0, &names[place..=place]),
     };
-    Handover { visibility, forced_own_reason: forced, workers: (0..workers).map(worker).collect() }
+    let as_inherited = choice.is_untouched && shown.len() == names.len();
+    let variables = if as_inherited { Vec::new() } else { show_variables(choice, shown, inherited) };
+    // Without variables, or with the user's own numbers, the driver's order decides.
+    let is_unknown = is_order_unknown(choice) && (variables.is_empty() || choice.pinned.is_empty());
+    let identity = Some(choice.devices[place].clone()).filter(|_| !is_unknown);
+    WorkerDevice { kind: choice.kind, ordinal, identity, variables, ..WorkerDevice::cpu(rank) }
+}
+
+/// Whether the driver decides which device has which number.
+fn is_order_unknown(choice: &DeviceChoice) -> bool {
+    choice.warnings.iter().any(|warning| matches!(warning, ChoiceWarning::OrderUnknown { .. }))
 }
 
 /// The reason why one list cannot express these devices in this order.
 fn own_visibility_reason(choice: &DeviceChoice, workers: u32) -> Option<&'static str> {
+    if choice.devices.is_empty() {
+        return None;
+    }
     let is_instance = |part: Part| matches!(part, Part::MigInstance { .. });
     if choice.devices.iter().any(|device| is_instance(device.accelerator.part)) {
         return Some("a process sees one MIG device only");

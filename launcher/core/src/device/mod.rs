@@ -7,9 +7,9 @@
 //! | [`visibility`] | the vendors' variables, read with each vendor's own rules (pure) |
 //! | [`selector`] | the grammar of `--devices` (pure) |
 //! | [`order`] | `--device-order` (pure) |
+//! | `device_choice` | [`DeviceChoice`]: the devices of a launch, and the device of each worker |
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
-//! | [`handover`] | chosen devices → the variables of each worker (pure) |
-//! | [`worker_device`] | the device of one worker, its variables and CPUs |
+//! | [`handover`] | chosen devices → the device and variables of each worker (pure) |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
 //! | [`cpu_reason`] | the reason why workers run on the CPUs (pure) |
@@ -20,6 +20,7 @@
 pub mod affinity;
 pub mod choice;
 pub mod cpu_reason;
+mod device_choice;
 #[cfg(any(test, feature = "fakes"))]
 pub mod fake;
 pub mod handover;
@@ -28,8 +29,8 @@ mod machine;
 pub mod order;
 pub mod selector;
 pub mod visibility;
-pub mod worker_device;
 
+pub use device_choice::{ChosenDevice, DeviceChoice, SelectionMethod, WorkerDevice};
 pub use machine::{
     Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceLink, DeviceProcess, DeviceState, LinkKind,
     Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,

@@ -12,8 +12,8 @@ mod tests;
 
 use std::ffi::{OsStr, OsString};
 
-use super::choice::{ChoiceWarning, ChosenDevice, DeviceChoice, SelectionMethod};
-use super::{Accelerator, CudaDevice, DeviceType, Machine};
+use super::choice::ChoiceWarning;
+use super::{Accelerator, ChosenDevice, CudaDevice, DeviceChoice, DeviceType, Machine, SelectionMethod};
 
 pub(super) use cuda::pci_order;
 pub(super) use level_zero::{Hierarchy, hierarchy, mask_entry_of};

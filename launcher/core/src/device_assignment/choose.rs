@@ -3,11 +3,9 @@
 use std::cell::OnceCell;
 
 use super::{Assigner, requested_kinds};
-use crate::device::choice::{
-    ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning, DeviceChoice, label, select, visible,
-};
+use crate::device::choice::{ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning, label, select, visible};
 use crate::device::health::{Severity, findings};
-use crate::device::{DeviceType, Machine, Visibility};
+use crate::device::{DeviceChoice, DeviceType, Machine, Visibility};
 use crate::device_assignment::DeviceError;
 use crate::notice::Notice;
 use crate::plain::plain;
@@ -18,7 +16,7 @@ impl Assigner<'_> {
     pub(super) fn choose(&mut self, machine: &Machine) -> Result<DeviceChoice, DeviceError> {
         let options = self.request;
         let unhealthy = match options.check {
-            Some(_) => dead_devices(machine, self.node.facts.world().user_id()),
+            Some(_) => dead_devices(machine, self.node.user_id),
             None => Vec::new(),
         };
         let request = ChoiceRequest {
@@ -126,9 +124,8 @@ impl Assigner<'_> {
             (None, CliFlavor::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
             (None, CliFlavor::Torchrun) => return,
         };
-        let uid = self.node.facts.world().user_id();
         for chosen in &choice.devices {
-            let all = findings(&chosen.accelerator, uid);
+            let all = findings(&chosen.accelerator, self.node.user_id);
             let shown = all.iter().filter(|finding| finding.severity == severity);
             let device = label(&chosen.accelerator);
             self.notices

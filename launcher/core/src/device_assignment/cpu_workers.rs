@@ -1,75 +1,42 @@
-//! Workers on the CPUs, and the line with the reason.
+//! Workers on the CPUs, and the reason for them.
 
-use rankrun_contract::rank::{LocalRank, LocalWorldSize};
-
-use super::{Assigner, DeviceAssignment, assignment, presence, virtual_devices};
-use crate::device::choice::{ChoiceWarning, DeviceChoice};
-use crate::device::cpu_reason::{CpuFacts, CpuReason, find_cpu_reason};
-use crate::device::handover::assign_worker_variables;
-use crate::device::worker_device::WorkerDevice;
-use crate::device::{Machine, Visibility};
+use super::{Assigner, virtual_devices};
+use crate::device::choice::ChoiceWarning;
+use crate::device::cpu_reason::{CpuFacts, find_cpu_reason};
+use crate::device::handover::assign;
+use crate::device::{DeviceChoice, DeviceType, Machine, Visibility};
 use crate::device_assignment::DeviceError;
-use crate::notice::Notice;
-use crate::plain::plain;
 use crate::spec::CliFlavor;
 use crate::spec::device_request::WorkerCount;
 use crate::spec::setting::Setting;
 
-/// The way that led to the CPUs.
-#[derive(Clone, Copy)]
-pub(super) enum CpuCause<'a> {
-    /// An option asks for the CPUs.
-    Requested,
-    /// No probe has run, and there may be accelerators.
-    Unknown,
-    /// No probe has run, since the machine shows no sign of an accelerator.
-    NoSign,
-    /// A library failed, and no driver has made a device node.
-    LibraryFailed(&'a DeviceError),
-    /// The choice among the devices of this machine.
-    Choice(&'a Machine, &'a [ChoiceWarning]),
-}
-
 impl Assigner<'_> {
     /// Workers without a device; known to be on the CPUs where there is no sign of an accelerator.
-    pub(super) fn without_probe(&mut self, has_sign: bool) -> Result<DeviceAssignment, DeviceError> {
-        let cause = if has_sign { CpuCause::Unknown } else { CpuCause::NoSign };
-        let mut assignment = self.on_cpus(None, cause)?;
+    pub(super) fn without_probe(&self, has_sign: bool) -> Result<DeviceChoice, DeviceError> {
+        let reason = if has_sign { None } else { self.reason(None, &[]) };
+        let mut choice = self.on_cpus(DeviceChoice::cpus(Vec::new()), reason)?;
         // A count of CPUs means workers on them.
         if has_sign && self.request.worker_count != WorkerCount::Cpus {
-            let devices = assignment.worker_devices.iter_mut().map(|worker| &mut worker.device);
-            devices.for_each(|device| device.is_known_to_runtime = false);
+            choice.workers.iter_mut().for_each(|worker| worker.is_known_to_runtime = false);
         }
-        Ok(assignment)
+        Ok(choice)
     }
 
-    /// Workers without a device; `hide` is the choice that hides the accelerators from them.
+    /// Workers without a device; the user may be told the reason.
     pub(super) fn on_cpus(
         &self,
-        hide: Option<&DeviceChoice>,
-        cause: CpuCause<'_>,
-    ) -> Result<DeviceAssignment, DeviceError> {
+        choice: DeviceChoice,
+        reason: Option<String>,
+    ) -> Result<DeviceChoice, DeviceError> {
         if let Some(Setting { origin, value }) = &self.request.binding {
             let (origin, value) = (origin.clone(), value.as_str().to_owned());
             return Err(DeviceError::NeedsAccelerator { origin, value });
         }
-        let workers = self.workers_on_cpus();
-        let mut worker_devices: Vec<WorkerDevice> =
-            (0..workers.get()).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect();
-        let visibility = match hide {
-            Some(choice) => {
-                let visibility = self.requested_visibility();
-                let handover = assign_worker_variables(choice, &self.inherited, workers.get(), visibility);
-                for (worker, assigned) in worker_devices.iter_mut().zip(handover.workers) {
-                    worker.variables = assigned.variables;
-                }
-                handover.visibility
-            }
-            None if self.request.chooses_devices() => self.requested_visibility(),
-            None => self.pass_list_entries(&mut worker_devices)?,
-        };
-        let lines = self.cpu_line(workers, cause).into_iter().collect();
-        Ok(assignment(workers, worker_devices, visibility, lines))
+        let visibility = self.request.chooses_devices().then(|| self.requested_visibility());
+        let mut choice = assign(choice, &self.inherited, self.workers_on_cpus().get(), visibility);
+        choice.cpu_reason = reason.filter(|_| self.explains_cpus());
+        self.pass_list_entries(&mut choice)?;
+        Ok(choice)
     }
 
     /// Whether workers on the CPUs are explained by a line.
@@ -83,57 +50,33 @@ impl Assigner<'_> {
         !self.request.chooses_devices() && self.request.virtual_local_rank
     }
 
-    fn cpu_line(&self, workers: LocalWorldSize, cause: CpuCause<'_>) -> Option<Notice> {
-        if !self.explains_cpus() {
-            return None;
-        }
-        let reason = match cause {
-            CpuCause::Requested | CpuCause::Unknown => return None,
-            // torch's option passes each entry on unchecked.
-            CpuCause::Choice(machine, _)
-                if self.passes_list_entries() && !machine.accelerators.is_empty() =>
-            {
-                return None;
-            }
-            CpuCause::NoSign => self.reason(None, &[])?,
-            CpuCause::LibraryFailed(error) => format!("{error}; there is no device node"),
-            CpuCause::Choice(machine, warnings) => self.reason(Some(machine), warnings)?,
-        };
-        let ranks = match workers.get() {
-            1 => "rank 0".to_owned(),
-            count => format!("ranks 0-{}", count - 1),
-        };
-        Some(Notice::OnCpus { line: format!("{ranks} → cpu: {}", plain(&reason)) })
+    /// The reason why the choice found no device on this machine.
+    pub(super) fn reason_of_choice(&self, machine: &Machine, warnings: &[ChoiceWarning]) -> Option<String> {
+        // torch's option passes each entry on unchecked.
+        let is_unchecked = self.passes_list_entries() && !machine.accelerators.is_empty();
+        if is_unchecked { None } else { self.reason(Some(machine), warnings) }
     }
 
     /// The reason why there is no device; `None` where a variable asks for that.
     fn reason(&self, machine: Option<&Machine>, warnings: &[ChoiceWarning]) -> Option<String> {
-        let facts = self.node.facts;
-        let evidence = CpuFacts {
-            variable: &|name| facts.variable(name).map(|value| value.to_string_lossy().into_owned()),
+        find_cpu_reason(&CpuFacts {
+            variable: &|name| self.node.variable(name).map(|value| value.to_string_lossy().into_owned()),
             machine,
             warnings,
-            has_node: &|kind| machine.is_some() && presence::has_node(facts.world(), kind),
-            has_accelerator_sign: &|| {
-                machine.is_some()
-                    && presence::has_accelerator_sign(facts.world(), facts.variable("LD_LIBRARY_PATH"))
-            },
-        };
-        match find_cpu_reason(&evidence) {
-            CpuReason::Requested => None,
-            CpuReason::Because(reason) => Some(reason),
-        }
+            device_nodes: &self.node.device_nodes,
+            has_accelerator_sign: self.node.has_accelerator_sign,
+        })
     }
 
-    /// `--virtual-local-rank`, if it is set.
-    pub(super) fn pass_list_entries(
-        &self,
-        worker_devices: &mut [WorkerDevice],
-    ) -> Result<Visibility, DeviceError> {
-        if !self.request.virtual_local_rank {
-            return Ok(Visibility::Whole);
+    /// `--virtual-local-rank`, if it is set and the launcher chooses no devices.
+    pub(super) fn pass_list_entries(&self, choice: &mut DeviceChoice) -> Result<(), DeviceError> {
+        if !self.passes_list_entries() {
+            return Ok(());
         }
-        virtual_devices::add_list_entries(self.node.facts, worker_devices)?;
-        Ok(Visibility::Own)
+        virtual_devices::add_list_entries(self.node, &mut choice.workers)?;
+        choice.visibility = Visibility::Own;
+        let on_devices = choice.workers.iter_mut().filter(|worker| worker.kind != DeviceType::Cpu);
+        on_devices.for_each(|worker| worker.ordinal = 0);
+        Ok(())
     }
 }

@@ -2,34 +2,48 @@
 
 use std::collections::BTreeSet;
 
-use rankrun_contract::rank::LocalWorldSize;
-
-use crate::device::worker_device::WorkerDevice;
-use crate::facts::Facts;
+use super::NodeFacts;
+use crate::device::{DeviceChoice, WorkerDevice};
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 
 const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 
-/// Threads of each worker with the line about them, if several workers share the CPUs and the user did not set the
-/// variable.
+/// Threads of each worker, if several workers share the CPUs and the user did not set the variable.
 pub(super) fn default_omp_threads(
     cli_flavor: CliFlavor,
-    (workers, worker_devices): (LocalWorldSize, &[WorkerDevice]),
-    facts: &Facts,
-) -> Option<(u32, Notice)> {
-    if workers == LocalWorldSize::ONE || facts.variable(OMP_VARIABLE).is_some() {
+    workers: &[WorkerDevice],
+    node: &NodeFacts<'_>,
+) -> Option<u32> {
+    if workers.len() == 1 || node.variable(OMP_VARIABLE).is_some() {
         return None;
     }
-    if cli_flavor == CliFlavor::Torchrun {
-        return Some((1, Notice::SingleOmpThread));
-    }
-    let (cpus, threads) = bound_share(worker_devices).unwrap_or_else(|| {
-        let cpus = facts.world().affinity_cpu_count();
-        (cpus, u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()))
+    Some(match cli_flavor {
+        CliFlavor::Torchrun => 1,
+        CliFlavor::Rankrun => cpu_share(workers, node.cpu_count).1,
+    })
+}
+
+/// The line about [`DeviceChoice::omp_threads`].
+#[must_use]
+pub fn omp_notice(cli_flavor: CliFlavor, choice: &DeviceChoice, cpu_count: usize) -> Option<Notice> {
+    let threads = choice.omp_threads?;
+    Some(match cli_flavor {
+        CliFlavor::Torchrun => Notice::SingleOmpThread,
+        CliFlavor::Rankrun => {
+            let (cpus, _) = cpu_share(&choice.workers, cpu_count);
+            Notice::OmpThreads { threads, cpus, workers: choice.worker_count() }
+        }
+    })
+}
+
+/// The number of CPUs of all workers, and of each, at least 1.
+fn cpu_share(workers: &[WorkerDevice], cpu_count: usize) -> (usize, u32) {
+    let (cpus, share) = bound_share(workers).unwrap_or_else(|| {
+        let share = cpu_count.checked_div(workers.len());
+        (cpu_count, share.and_then(|share| u32::try_from(share).ok()).unwrap_or(u32::MAX))
     });
-    let threads = threads.max(1);
-    Some((threads, Notice::OmpThreads { threads, cpus, workers }))
+    (cpus, share.max(1))
 }
 
 /// If each worker is bound to CPUs: the number of all these CPUs, and the smallest share of one worker.

@@ -5,9 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use rankrun_contract::rank::LocalRank;
 
-use crate::device::worker_device::WorkerDevice;
-use crate::device_assignment::DeviceError;
-use crate::facts::Facts;
+use crate::device::WorkerDevice;
+use crate::device_assignment::{DeviceError, NodeFacts};
 
 const HIP: &str = "HIP_VISIBLE_DEVICES";
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
@@ -18,13 +17,13 @@ const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 /// # Errors
 /// The list is too short.
 pub(super) fn add_list_entries(
-    facts: &Facts,
+    node: &NodeFacts<'_>,
     worker_devices: &mut [WorkerDevice],
 ) -> Result<(), DeviceError> {
-    let hip = facts.filled_variable(HIP);
+    let hip = node.variable(HIP).filter(|list| !list.is_empty());
     let (variable, list) = match hip {
         Some(list) => (HIP, Some(list)),
-        None => (CUDA, facts.variable(CUDA)),
+        None => (CUDA, node.variable(CUDA)),
     };
     let list: Option<Vec<OsString>> = list.map(|list| split_list(list).collect());
     for (rank, worker) in (0..).zip(worker_devices) {
@@ -33,7 +32,7 @@ pub(super) fn add_list_entries(
             Some(list) => match list.get(LocalRank(rank).index()) {
                 Some(device) => device.clone(),
                 None => {
-                    let value = facts.variable(variable).unwrap_or_default().to_string_lossy().into_owned();
+                    let value = node.variable(variable).unwrap_or_default().to_string_lossy().into_owned();
                     return Err(DeviceError::TooFewDevices { variable, value, local_rank: LocalRank(rank) });
                 }
             },

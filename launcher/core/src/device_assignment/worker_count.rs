@@ -3,35 +3,34 @@
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::Assigner;
-use crate::device::DeviceType;
-use crate::device::choice::{DeviceChoice, label};
+use crate::device::choice::label;
+use crate::device::{DeviceChoice, DeviceType};
 use crate::device_assignment::DeviceError;
-use crate::facts::Facts;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 use crate::spec::device_request::WorkerCount;
-
-/// The permitted CPUs.
-fn count_cpus(facts: &Facts) -> LocalWorldSize {
-    let cpus = u32::try_from(facts.world().affinity_cpu_count()).unwrap_or(u32::MAX);
-    LocalWorldSize::new(cpus).unwrap_or(LocalWorldSize::ONE)
-}
 
 impl Assigner<'_> {
     pub(super) fn workers_on_cpus(&self) -> LocalWorldSize {
         match &self.request.worker_count {
             WorkerCount::Default | WorkerCount::Devices { .. } => LocalWorldSize::ONE,
             WorkerCount::Number(number) => *number,
-            WorkerCount::Cpus | WorkerCount::Auto => count_cpus(self.node.facts),
+            WorkerCount::Cpus | WorkerCount::Auto => self.cpus(),
         }
+    }
+
+    /// The number of permitted CPUs.
+    fn cpus(&self) -> LocalWorldSize {
+        let cpus = u32::try_from(self.node.cpu_count).unwrap_or(u32::MAX);
+        LocalWorldSize::new(cpus).unwrap_or(LocalWorldSize::ONE)
     }
 
     pub(super) fn workers(&self, choice: &DeviceChoice) -> Result<LocalWorldSize, DeviceError> {
         let devices = u32::try_from(choice.devices.len()).ok().and_then(LocalWorldSize::new);
         match &self.request.worker_count {
             WorkerCount::Number(number) => Ok(*number),
-            WorkerCount::Cpus => Ok(count_cpus(self.node.facts)),
-            WorkerCount::Auto => Ok(devices.unwrap_or_else(|| count_cpus(self.node.facts))),
+            WorkerCount::Cpus => Ok(self.cpus()),
+            WorkerCount::Auto => Ok(devices.unwrap_or_else(|| self.cpus())),
             // A choice among devices of these types has one at least.
             WorkerCount::Devices { .. } => Ok(devices.unwrap_or(LocalWorldSize::ONE)),
             WorkerCount::Default if self.cli_flavor == CliFlavor::Torchrun => Ok(LocalWorldSize::ONE),

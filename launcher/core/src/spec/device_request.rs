@@ -132,9 +132,9 @@ impl DeviceRequest {
         }
     }
 
-    /// Whether the devices are probed. `has_sign` is called only if the answer depends on it.
+    /// Whether the devices are probed. `has_sign` says whether there is any sign of an accelerator.
     #[must_use]
-    pub fn probe_need(&self, cli_flavor: CliFlavor, has_sign: impl FnOnce() -> bool) -> ProbeNeed {
+    pub fn probe_need(&self, cli_flavor: CliFlavor, has_sign: bool) -> ProbeNeed {
         if self.is_for_cpus() {
             return ProbeNeed::OnlyCpus;
         }
@@ -144,7 +144,7 @@ impl DeviceRequest {
         match (&self.worker_count, cli_flavor) {
             (WorkerCount::Auto | WorkerCount::Devices { .. }, _)
             | (WorkerCount::Default, CliFlavor::Rankrun) => ProbeNeed::Required,
-            (WorkerCount::Number(_), CliFlavor::Rankrun) if has_sign() => ProbeNeed::Optional,
+            (WorkerCount::Number(_), CliFlavor::Rankrun) if has_sign => ProbeNeed::Optional,
             (WorkerCount::Number(_) | WorkerCount::Cpus | WorkerCount::Default, _) => ProbeNeed::None,
         }
     }

@@ -77,7 +77,7 @@ impl DeviceCheckRun {
             PendingProbe::Devices => {
                 self.machine = probes.into_machine();
                 let checkup =
-                    report_devices(&self.machine, &workers.spec().worker_devices, getuid().as_raw());
+                    report_devices(&self.machine, &workers.spec().devices.workers, getuid().as_raw());
                 Some(Input::DevicesProbed { generation: self.generation, report: checkup })
             }
             PendingProbe::Order => self.reassign(workers, Some(&probes.into_cuda_order())),
@@ -98,9 +98,9 @@ impl DeviceCheckRun {
                 self.probes = Some((PendingProbe::Order, probes));
                 return None;
             }
-            Reassignment::Assigned(assignment) => {
-                let count = assignment.workers;
-                workers.set_pending_assignment(*assignment);
+            Reassignment::Assigned(choice) => {
+                let count = choice.worker_count();
+                workers.set_pending_devices(*choice);
                 Ok(count)
             }
             Reassignment::Refused(why) => Err(why),

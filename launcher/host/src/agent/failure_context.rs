@@ -26,7 +26,7 @@ use crate::reporter::summary::{DeadDeviceSummary, FailureReport, KeptOutput, Oth
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::system::short_hostname;
 use rankrun_core::agent::failure::{Failure, FollowingEnd};
-use rankrun_core::device::worker_device::Device;
+use rankrun_core::device::WorkerDevice;
 use rankrun_core::job_event::{FailureKind, WorkerEnd};
 use rankrun_core::log_route::streams_of_rank;
 use rankrun_core::placement::Placement;
@@ -127,7 +127,7 @@ impl FailureContext<'_> {
             pid: first.pid,
             device: self
                 .placement(first.local_rank)
-                .map_or(Device::cpu(first.local_rank.0), |placement| placement.device.clone()),
+                .map_or(WorkerDevice::cpu(first.local_rank), |placement| placement.device.clone()),
             node: NodeName { host: Some(short_hostname()), ..self.shown_node_name() },
             exit: first.exit,
             foreign_kill: first.foreign_kill,

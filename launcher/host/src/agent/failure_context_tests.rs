@@ -3,7 +3,7 @@
 use super::*;
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::LocalWorldSize;
-use rankrun_core::device::worker_device::WorkerDevice;
+use rankrun_core::device::WorkerDevice;
 use rankrun_core::placement;
 use rankrun_core::posix::{Exit, Pid};
 use rankrun_core::spec::example;

@@ -312,8 +312,8 @@ impl<'a> Agent<'a> {
     fn emit(&self, event: &JobEvent) {
         self.user_log.event(event, self.workers.event_subject());
         if matches!(event, JobEvent::DevicesReassigned { .. }) {
-            let lines = self.workers.pending_device_lines().iter();
-            lines.for_each(|line| self.user_log.print_line(&line.to_string()));
+            let lines = self.workers.pending_device_lines();
+            lines.iter().for_each(|line| self.user_log.print_line(&line.to_string()));
         }
     }
 

@@ -7,9 +7,8 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use rankrun_core::agent::device_report;
 use rankrun_core::device::choice::number;
-use rankrun_core::device::worker_device::WorkerDevice;
-use rankrun_core::device::{CudaDevice, Machine};
-use rankrun_core::device_assignment::{DeviceAssignment, NodeFacts, assign_devices};
+use rankrun_core::device::{CudaDevice, DeviceChoice, Machine, WorkerDevice};
+use rankrun_core::device_assignment::assign_devices;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
 
@@ -19,7 +18,7 @@ pub(super) type CudaOrder = Result<Vec<CudaDevice>, String>;
 /// The result of a new assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reassignment {
-    Assigned(Box<DeviceAssignment>),
+    Assigned(Box<DeviceChoice>),
     /// The assignment is impossible for this reason.
     Refused(String),
     /// The CUDA driver's device order is needed first.
@@ -34,7 +33,7 @@ pub(super) fn reassign_devices(
     machine: &Machine,
     order: Option<&CudaOrder>,
 ) -> Reassignment {
-    if !has_same_indices(&spec.worker_devices, machine) {
+    if !has_same_indices(&spec.devices.workers, machine) {
         return Reassignment::Refused("the devices that are left have other numbers now".to_owned());
     }
     let needs_order = Cell::new(false);
@@ -44,15 +43,16 @@ pub(super) fn reassign_devices(
             Err("it was not asked".to_owned())
         })
     };
-    let node = NodeFacts { facts, discover: &|_| machine.clone(), cuda_order: &cuda_order };
+    let discover = |_| machine.clone();
+    let node = facts.node_facts(&discover, &cuda_order);
     let assigned = assign_devices(&spec.device_request, spec.cli_flavor, &node);
     if needs_order.get() {
         return Reassignment::NeedsOrder;
     }
     match assigned {
-        Ok(assignment) => match find_missing_rank(spec, assignment.workers) {
+        Ok((choice, _)) => match find_missing_rank(spec, choice.worker_count()) {
             Some(refusal) => Reassignment::Refused(refusal),
-            None => Reassignment::Assigned(Box::new(assignment)),
+            None => Reassignment::Assigned(Box::new(choice)),
         },
         Err(error) => Reassignment::Refused(error.to_string()),
     }
@@ -80,9 +80,9 @@ fn find_missing_rank(spec: &LaunchSpec, workers: LocalWorldSize) -> Option<Strin
 
 fn has_same_indices(before: &[WorkerDevice], machine: &Machine) -> bool {
     before.iter().all(|worker| {
-        let Some(identity) = &worker.device.identity else { return true };
-        device_report::find_accelerator(machine, &worker.device, identity)
-            .is_none_or(|found| number(found) == identity.index)
+        let Some(identity) = &worker.identity else { return true };
+        device_report::find_accelerator(machine, identity)
+            .is_none_or(|found| number(found) == number(&identity.accelerator))
     })
 }
 

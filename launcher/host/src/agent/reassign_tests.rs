@@ -2,11 +2,12 @@
 
 use super::*;
 use rankrun_core::device::order::DeviceOrder;
-use rankrun_core::device::{Accelerator, Condition, DeviceType, fake};
+use rankrun_core::device::{Accelerator, ChosenDevice, Condition, DeviceType, fake};
+use rankrun_core::device_assignment::device_lines;
 use rankrun_core::facts::fake::FakeWorld;
 use rankrun_core::spec::device_request::{DeviceRequest, WorkerCount};
 use rankrun_core::spec::setting::{Origin, Setting};
-use rankrun_core::spec::{self, Unhealthy};
+use rankrun_core::spec::{self, CliFlavor, Unhealthy};
 
 /// A device with this index that was there from the start.
 fn accelerator(index: u32) -> Accelerator {
@@ -48,9 +49,9 @@ fn by_option<T>(name: &'static str, value: T) -> Setting<T> {
 }
 
 fn launch_by(device_request: DeviceRequest, machine: &Machine, order: &CudaOrder) -> LaunchSpec {
-    let spec = LaunchSpec { device_request, worker_devices: Vec::new(), ..spec::example() };
+    let spec = LaunchSpec { device_request, devices: DeviceChoice::cpus(Vec::new()), ..spec::example() };
     match reassign_devices(&spec, &facts(), machine, Some(order)) {
-        Reassignment::Assigned(assigned) => LaunchSpec { worker_devices: assigned.worker_devices, ..spec },
+        Reassignment::Assigned(assigned) => LaunchSpec { devices: *assigned, ..spec },
         other => panic!("{:?}: {other:?}", spec.device_request),
     }
 }
@@ -60,11 +61,10 @@ fn facts() -> Facts {
 }
 
 /// The device's index of each rank.
-fn device_indices(worker_devices: &[WorkerDevice]) -> Vec<&str> {
-    worker_devices
-        .iter()
-        .map(|worker| worker.device.identity.as_ref().map_or("none", |identity| &*identity.index))
-        .collect()
+fn device_indices(devices: &DeviceChoice) -> Vec<String> {
+    let index = |device: &ChosenDevice| number(&device.accelerator);
+    let workers = devices.workers.iter();
+    workers.map(|worker| worker.identity.as_ref().map_or_else(|| "none".to_owned(), index)).collect()
 }
 
 fn no_driver() -> CudaOrder {
@@ -86,12 +86,12 @@ fn devices_option_yields_remaining_devices() {
         (request("2,0"), vec!["2", "0"], vec!["2", "0"]),
     ] {
         let spec = launch_by(request.clone(), &before, &no_driver());
-        assert_eq!(device_indices(&spec.worker_devices), first, "{request:?}");
+        assert_eq!(device_indices(&spec.devices), first, "{request:?}");
         let again = reassign(&spec, &now, Some(&no_driver()));
         let Reassignment::Assigned(assignment) = again else { panic!("{request:?}: {again:?}") };
-        assert_eq!(device_indices(&assignment.worker_devices), then, "{request:?}");
-        assert_eq!(assignment.workers.get() as usize, then.len(), "{request:?}");
-        assert_eq!(assignment.lines.len(), then.len(), "{request:?}");
+        assert_eq!(device_indices(&assignment), then, "{request:?}");
+        assert_eq!(assignment.workers.len(), then.len(), "{request:?}");
+        assert_eq!(device_lines(&assignment, &request, CliFlavor::Rankrun).len(), then.len(), "{request:?}");
     }
 }
 
@@ -160,11 +160,11 @@ fn driver_order_is_requested_only_for_fastest_order() {
     let order: CudaOrder = Ok(vec![device(2), device(0), device(1)]);
     let fastest = Some(by_option("device-order", DeviceOrder::Fastest));
     let spec = launch_by(DeviceRequest { order: fastest, ..request("all") }, &three, &order);
-    assert_eq!(device_indices(&spec.worker_devices), ["2", "0", "1"]);
+    assert_eq!(device_indices(&spec.devices), ["2", "0", "1"]);
     assert_eq!(reassign(&spec, &now, None), Reassignment::NeedsOrder);
     let again = reassign(&spec, &now, Some(&order));
     let Reassignment::Assigned(assignment) = again else { panic!("{again:?}") };
-    assert_eq!(device_indices(&assignment.worker_devices), ["2", "1"]);
+    assert_eq!(device_indices(&assignment), ["2", "1"]);
 
     let spec = launch("all", &three, &no_driver());
     assert!(matches!(reassign(&spec, &now, None), Reassignment::Assigned(_)));

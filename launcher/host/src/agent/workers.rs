@@ -46,7 +46,8 @@ use crate::rendezvous::Rendezvous;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
 use rankrun_core::agent::message::{Input, JobOutcome};
-use rankrun_core::device_assignment::DeviceAssignment;
+use rankrun_core::device::DeviceChoice;
+use rankrun_core::device_assignment::device_lines;
 use rankrun_core::log_route::Routes;
 use rankrun_core::notice::Notice;
 use rankrun_core::placement::{self, Placement, WorkerId};
@@ -65,8 +66,8 @@ pub(super) struct WorkerGroup {
     round: Option<Round>,
     /// The rank and device of each worker in it.
     placements: Vec<Placement>,
-    /// The device assignment from the next generation on, if it changes.
-    pending_assignment: Option<DeviceAssignment>,
+    /// The devices from the next generation on, if they change.
+    pending_devices: Option<DeviceChoice>,
     children: Children,
     console: Console,
     logs: Logs,
@@ -127,7 +128,7 @@ impl WorkerGroup {
             events: None,
             round: None,
             placements: Vec::new(),
-            pending_assignment: None,
+            pending_devices: None,
             logs: Logs::new(console.clone(), spec.cli_flavor),
             console,
             log_tree: None,
@@ -177,22 +178,22 @@ impl WorkerGroup {
         self.logs.calls()
     }
 
-    /// Sets the assignment of the next generation; reports about this generation keep the old one.
-    pub(super) fn set_pending_assignment(&mut self, assignment: DeviceAssignment) {
-        self.pending_assignment = Some(assignment);
+    /// Sets the devices of the next generation; reports about this generation keep the old ones.
+    pub(super) fn set_pending_devices(&mut self, devices: DeviceChoice) {
+        self.pending_devices = Some(devices);
     }
 
-    fn apply_assignment(&mut self) {
-        let Some(assignment) = self.pending_assignment.take() else { return };
-        self.spec.workers = assignment.workers;
-        self.spec.worker_devices = assignment.worker_devices;
-        self.spec.visibility = assignment.visibility;
-        self.spec.defaults.omp_threads = assignment.omp_threads;
+    fn apply_pending_devices(&mut self) {
+        let Some(devices) = self.pending_devices.take() else { return };
+        self.spec.workers = devices.worker_count();
+        self.spec.devices = devices;
     }
 
-    /// Lines for the user about the next assignment.
-    pub(super) fn pending_device_lines(&self) -> &[Notice] {
-        self.pending_assignment.as_ref().map_or(&[], |assignment| &assignment.lines)
+    /// Lines for the user about the devices of the next generation.
+    pub(super) fn pending_device_lines(&self) -> Vec<Notice> {
+        let LaunchSpec { device_request, cli_flavor, .. } = &self.spec;
+        let devices = self.pending_devices.as_ref();
+        devices.map_or_else(Vec::new, |devices| device_lines(devices, device_request, *cli_flavor))
     }
 
     /// Assigns the ranks of the next generation, and starts to make its log folders and files.
@@ -203,7 +204,7 @@ impl WorkerGroup {
         joined: RoundContext,
     ) -> Result<PendingStart, StartFailed> {
         let none_started = |error| StartFailed { failed_rank: LocalRank(0), error };
-        self.apply_assignment();
+        self.apply_pending_devices();
         self.generation = generation;
         self.pids.clear();
         self.error_files.clear();
@@ -213,7 +214,7 @@ impl WorkerGroup {
         if let Some(events) = &mut self.events {
             events.emit_joined(restart_count, &round, took);
         }
-        self.placements = placement::assign_ranks(&self.spec.worker_devices, &round);
+        self.placements = placement::assign_ranks(&self.spec.devices.workers, &round);
         self.round = Some(round.clone());
         let request = FolderRequest {
             tree: self.log_tree.clone(),

@@ -18,7 +18,7 @@ use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::log_space::{self, LogDisk};
 use crate::reporter::memory::{self, kill_in_words};
 use peers::PeerReport;
-use rankrun_core::device::worker_device::Device;
+use rankrun_core::device::WorkerDevice;
 use rankrun_core::job_event::{FailureKind, ForeignKill};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Exit, Pid, signal_name};
@@ -34,7 +34,7 @@ pub struct FailureReport {
     /// The process id of the failed worker.
     pub pid: Pid,
     /// The device that the worker computed on.
-    pub device: Device,
+    pub device: WorkerDevice,
     /// The node of the worker. In a job of one node only its host name is set.
     pub node: NodeName,
     /// How the worker ended: exit code or signal.
@@ -313,11 +313,11 @@ fn keep_hint(failure: &FailureReport) -> String {
 }
 
 /// `cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1`
-fn device(device: &Device) -> String {
+fn device(device: &WorkerDevice) -> String {
     let mut text = device.to_string();
     if let Some(failure) = &device.identity {
         text.push_str(&format!(", {failure}"));
-        if let Some(node) = failure.numa_node {
+        if let Some(node) = failure.accelerator.numa_node {
             text.push_str(&format!(", NUMA node {node}"));
         }
     }

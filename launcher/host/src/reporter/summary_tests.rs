@@ -2,7 +2,7 @@
 
 use super::*;
 use rankrun_contract::rank::NodeRank;
-use rankrun_core::device::DeviceType;
+use rankrun_core::device::{ChosenDevice, DeviceType, fake};
 use std::time::Duration;
 
 pub(in crate::reporter) fn example_failure() -> FailureReport {
@@ -10,7 +10,7 @@ pub(in crate::reporter) fn example_failure() -> FailureReport {
         rank: Rank(1),
         local_rank: LocalRank(1),
         pid: Pid::from_raw(77),
-        device: Device::cpu(1),
+        device: WorkerDevice::cpu(LocalRank(1)),
         node: NodeName::of_host("gpu-node-7"),
         exit: Exit::Signal { number: 9, core_dumped: false },
         foreign_kill: None,
@@ -71,17 +71,10 @@ fn failure_report_of_multi_node_job_names_node() {
 #[test]
 fn failure_report_identifies_device() {
     let mut failure = example_failure();
-    let gpu = rankrun_core::device::worker_device::DeviceIdentity {
-        index: "3".to_owned(),
-        noun: "GPU",
-        name: "NVIDIA H100".to_owned(),
-        uuid: None,
-        pci: "0000:1b:00.0".parse().ok(),
-        numa_node: Some(1),
-        chosen_by: "--devices 3".to_owned(),
-    };
-    failure.device =
-        Device { kind: DeviceType::Cuda, ordinal: 0, identity: Some(gpu), is_known_to_runtime: true };
+    let mut gpu = fake::card(DeviceType::Cuda, 3, "NVIDIA H100", 0x1b);
+    gpu.numa_node = Some(1);
+    let identity = Some(ChosenDevice::new(3, gpu));
+    failure.device = WorkerDevice { kind: DeviceType::Cuda, identity, ..WorkerDevice::cpu(LocalRank(0)) };
     let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
     assert!(render(&failure).contains(row), "{}", render(&failure));
 }

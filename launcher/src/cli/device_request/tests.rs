@@ -92,7 +92,7 @@ fn launch(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Launch 
 fn refusal(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (u8, String, String) {
     match try_launch(world, line, environment) {
         Err(error) => (error.exit_code(), error.to_string(), error.hint().unwrap_or_default()),
-        Ok(launch) => panic!("`{line}` was accepted: {:?}", launch.spec.worker_devices),
+        Ok(launch) => panic!("`{line}` was accepted: {:?}", launch.spec.devices.workers),
     }
 }
 

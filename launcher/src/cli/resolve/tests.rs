@@ -183,13 +183,13 @@ fn leftovers_are_kept_by_torchrun_and_ended_by_rankrun() {
 #[test]
 fn omp_num_threads_defaults_to_one() {
     let two = launch("--nproc-per-node=2", &[]);
-    assert!(two.spec.defaults.omp_threads == Some(1));
+    assert!(two.spec.devices.omp_threads == Some(1));
     assert_eq!(two.notices, [Notice::SingleOmpThread]);
     for (options, environment) in
         [("--nproc-per-node=1", vec![]), ("--nproc-per-node=2", vec![("OMP_NUM_THREADS", "")])]
     {
         let launch = launch(options, &environment);
-        assert!(launch.spec.defaults.omp_threads.is_none() && launch.notices.is_empty());
+        assert!(launch.spec.devices.omp_threads.is_none() && launch.notices.is_empty());
     }
 }
 
@@ -199,7 +199,7 @@ fn rankrun_divides_cpus_among_omp_threads() {
         let line = format!("rankrun|--nproc-per-node={count}|x.py");
         let launch = try_launch(world().cpus(cpus), &line, environment).unwrap();
         let said: Vec<String> = launch.notices.iter().map(ToString::to_string).collect();
-        (launch.spec.defaults.omp_threads, said)
+        (launch.spec.devices.omp_threads, said)
     };
     let line = |text: &str| vec![format!("each worker gets `OMP_NUM_THREADS={text}")];
     assert_eq!(ours(8, "2", &[]), (Some(4), line("4`: 8 CPUs for 2 workers")));

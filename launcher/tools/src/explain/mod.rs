@@ -24,9 +24,12 @@ use rankrun_contract::rank::{Generation, JobId, RestartCount};
 pub use nodes::{ListenPorts, NodesSection};
 use nodes::{initial_round, is_agreed_on, nodes_of};
 use plan::LaunchPlan;
+use rankrun_core::device::ChosenDevice;
+use rankrun_core::device::choice::number;
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::placement;
+use rankrun_core::plain::plain;
 use rankrun_core::rendezvous::Round;
 use rankrun_core::spec::stop::GraceCause;
 use rankrun_core::spec::{CliFlavor, LaunchSpec, RendezvousSpec, StoreHost};
@@ -194,15 +197,16 @@ pub struct DeviceSummary {
     pub title: String,
 }
 
-impl From<&rankrun_core::device::worker_device::DeviceIdentity> for DeviceSummary {
-    fn from(card: &rankrun_core::device::worker_device::DeviceIdentity) -> Self {
+impl From<&ChosenDevice> for DeviceSummary {
+    fn from(card: &ChosenDevice) -> Self {
+        let device = &card.accelerator;
         Self {
-            index: card.index.clone(),
-            name: card.name.clone(),
-            uuid: card.uuid.clone(),
-            pci: card.pci.map(|pci| pci.to_string()),
-            numa_node: card.numa_node,
-            chosen_by: card.chosen_by.clone(),
+            index: number(device),
+            name: plain(&device.name),
+            uuid: device.uuid.as_deref().map(plain),
+            pci: device.pci.map(|pci| pci.to_string()),
+            numa_node: device.numa_node,
+            chosen_by: card.chosen_by(),
             title: card.to_string(),
         }
     }
@@ -273,7 +277,7 @@ pub fn explain(
         attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
         run_id: request.run_id,
     };
-    let placements = placement::assign_ranks(&spec.worker_devices, &plan.context.round);
+    let placements = placement::assign_ranks(&spec.devices.workers, &plan.context.round);
     let ranks = placements.iter().map(|placement| plan.worker(placement)).collect::<Result<_, _>>()?;
     Ok(Explanation {
         version: VERSION,

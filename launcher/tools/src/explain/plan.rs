@@ -5,12 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID};
-use rankrun_contract::rank::LocalRank;
 
 use super::RunIdLife;
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
 use super::{EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, path_pattern};
+use rankrun_core::device::WorkerDevice;
 use rankrun_core::facts::Facts;
 use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
@@ -63,7 +63,7 @@ impl LaunchPlan<'_> {
             stderr: if is_external { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
             error_file: error_file.as_deref().map(path_pattern),
             variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
-            unset: self.removed_variables(local_rank),
+            unset: self.removed_variables(device),
             environment: self.environment(&command, variables.len()),
         })
     }
@@ -78,9 +78,8 @@ impl LaunchPlan<'_> {
         }
     }
 
-    fn removed_variables(&self, local_rank: LocalRank) -> Vec<&'static str> {
-        let assigned = self.spec.worker_devices.get(local_rank.index());
-        let variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
+    fn removed_variables(&self, device: &WorkerDevice) -> Vec<&'static str> {
+        let variables = device.variables.iter();
         let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());
         taken.map(|(name, _)| *name).collect()
     }

@@ -18,6 +18,7 @@ use rankrun_contract::env::{
 };
 
 use super::{LaunchValue, Origins, Pending, RunIdLife};
+use rankrun_core::device::choice::number;
 use rankrun_core::device::{DeviceType, Visibility};
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::setting::Origin;
@@ -195,7 +196,7 @@ impl SettingOrigins<'_> {
         settings.extend(self.independent_options());
         settings.extend([
             option("stdin", Some(stdin(spec.stdin))),
-            option("virtual-local-rank", Some(yes_or_no(spec.visibility == Visibility::Own))),
+            option("virtual-local-rank", Some(yes_or_no(spec.devices.visibility == Visibility::Own))),
         ]);
         settings.extend(self.device_settings());
         settings.extend([option("leave-out", spec.external_worker.map(|local_rank| local_rank.to_string()))]);
@@ -326,15 +327,13 @@ impl SettingOrigins<'_> {
 
     /// The requested devices; the chosen ones are shown at each rank.
     fn device_settings(&self) -> [SettingLine; 6] {
-        let LaunchSpec { worker_devices, device_request: request, visibility, .. } = self.spec;
-        let cards: Vec<&str> = worker_devices
-            .iter()
-            .filter_map(|assigned| Some(assigned.device.identity.as_ref()?.index.as_str()))
-            .collect();
+        let LaunchSpec { devices, device_request: request, .. } = self.spec;
+        let identities = devices.workers.iter().filter_map(|worker| worker.identity.as_ref());
+        let cards: Vec<String> = identities.map(|device| number(&device.accelerator)).collect();
         let written = request.devices.as_ref().map(|devices| devices.value.0.clone());
         let listed = written.or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
-        let kind = worker_devices.first().map(|assigned| assigned.device.kind.to_string());
-        let visible = match visibility {
+        let kind = devices.workers.first().map(|worker| worker.kind.to_string());
+        let visible = match devices.visibility {
             Visibility::Whole => "all",
             Visibility::Own => "own",
         };
@@ -358,7 +357,7 @@ impl SettingOrigins<'_> {
 
     /// The visibility variables for a job like this one.
     fn visibility_variables(&self) -> Vec<&'static str> {
-        match self.spec.worker_devices.first().map(|assigned| assigned.device.kind) {
+        match self.spec.devices.workers.first().map(|worker| worker.kind) {
             Some(DeviceType::Cuda) => vec!["CUDA_VISIBLE_DEVICES"],
             Some(DeviceType::Rocm) => {
                 vec!["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]

@@ -3,12 +3,14 @@
 use super::{InspectError, fact_text};
 use rankrun_core::device::choice::number;
 use rankrun_core::device::choice::{
-    ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning as Remark, DeviceChoice, select, visible,
+    ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning as Remark, select, visible,
 };
 use rankrun_core::device::health::{Severity, findings, small_memory_findings};
 use rankrun_core::device::order::{DeviceOrder, sort_devices};
 use rankrun_core::device::visibility::InheritedVariables;
-use rankrun_core::device::{Accelerator, CudaDevice, DeviceLink, DeviceType, Machine, Nic, Part, PciAddress};
+use rankrun_core::device::{
+    Accelerator, CudaDevice, DeviceChoice, DeviceLink, DeviceType, Machine, Nic, Part, PciAddress,
+};
 
 /// The CUDA driver's own order, asked only where it is needed.
 pub(super) type CudaOrderAnswer<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;

@@ -5,7 +5,10 @@ use crate::device::{Accelerator, DeviceType, Part};
 /// A device in a sentence: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
 #[must_use]
 pub fn label(accelerator: &Accelerator) -> String {
-    let mut text = format!("{} {} {}", noun(accelerator), number(accelerator), accelerator.name);
+    let mut text = format!("{} {}", noun(accelerator), number(accelerator));
+    if !accelerator.name.is_empty() {
+        text.push_str(&format!(" {}", accelerator.name));
+    }
     if let Some(pci) = accelerator.pci {
         text.push_str(&format!(" ({pci})"));
     }

@@ -29,13 +29,10 @@ fn reason_text(
         variable: &variable,
         machine,
         warnings,
-        has_node: &|kind| nodes.contains(&kind),
-        has_accelerator_sign: &|| !nodes.is_empty(),
+        device_nodes: nodes,
+        has_accelerator_sign: !nodes.is_empty(),
     };
-    match find_cpu_reason(&evidence) {
-        CpuReason::Requested => "quiet".to_owned(),
-        CpuReason::Because(reason) => reason,
-    }
+    find_cpu_reason(&evidence).unwrap_or_else(|| "quiet".to_owned())
 }
 
 #[test]

@@ -24,10 +24,10 @@ fn make_handover(
     options: &str,
     workers: u32,
     visibility: Visibility,
-) -> Handover {
+) -> DeviceChoice {
     let inherited = environment(variables);
     let choice = fake::choose(&fake::machine(machine), &inherited, &request(options)).unwrap();
-    assign_worker_variables(&choice, &inherited, workers, visibility)
+    assign(choice, &inherited, workers, Some(visibility))
 }
 
 /// Machine, inherited variables, command line, and the variables of worker 0 of two that see the whole list.
@@ -148,9 +148,10 @@ fn own_visibility_gives_one_device_with_ordinal_0() {
     let handover = make_handover("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "", 2, Visibility::Own);
     let worker = |place: usize| {
         let worker = &handover.workers[place];
-        (worker.device, worker.ordinal, render(&worker.variables))
+        let identity = worker.identity.as_ref();
+        (identity.map(|device| device.position), worker.ordinal, render(&worker.variables))
     };
-    assert_eq!(worker(0), (Some(0), 0, "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
+    assert_eq!(worker(0), (Some(3), 0, "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
     assert_eq!(worker(1), (Some(1), 0, "CUDA_VISIBLE_DEVICES=1 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
     assert_eq!(handover.forced_own_reason, None);
     // The only device that is visible anyway needs no words.
@@ -161,8 +162,8 @@ fn own_visibility_gives_one_device_with_ordinal_0() {
 #[test]
 fn excess_workers_share_devices_round_robin() {
     let handover = make_handover("cuda 4", "", "--devices 3,1", 5, Visibility::Whole);
-    let places: Vec<Option<usize>> = handover.workers.iter().map(|worker| worker.device).collect();
-    assert_eq!(places, [Some(0), Some(1), Some(0), Some(1), Some(0)]);
+    let devices = handover.workers.iter().filter_map(|worker| worker.identity.as_ref());
+    assert_eq!(devices.map(|device| device.position).collect::<Vec<_>>(), [3, 1, 3, 1, 3]);
     assert_eq!(handover.visibility, Visibility::Own);
     assert!(handover.forced_own_reason.is_some());
     assert!(handover.workers.iter().all(|worker| worker.ordinal == 0));
@@ -173,8 +174,7 @@ fn excess_workers_share_devices_round_robin() {
 #[test]
 fn workers_on_cpus_have_no_device() {
     let handover = make_handover("none", "", "", 2, Visibility::Whole);
-    let nothing = |ordinal| WorkerVariables { device: None, ordinal, variables: Vec::new() };
-    assert_eq!(handover.workers, [nothing(0), nothing(1)]);
+    assert_eq!(handover.workers, [0, 1].map(|rank| WorkerDevice::cpu(LocalRank(rank))));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn lost_card_makes_device_index_unreliable() {
     machine.accelerators[0].condition = crate::device::Condition::Lost { why: "GPU is lost".to_owned() };
     let inherited = InheritedVariables::default();
     let choice = fake::choose(&machine, &inherited, &request("--devices 2")).unwrap();
-    let handover = assign_worker_variables(&choice, &inherited, 1, Visibility::Whole);
+    let handover = assign(choice, &inherited, 1, Some(Visibility::Whole));
     let expected = "CUDA_VISIBLE_DEVICES=GPU-a0003030-1111-2222-3333-444455556666";
     assert_eq!(render(&handover.workers[0].variables), expected);
 }
@@ -194,7 +194,7 @@ fn nvml_index_is_converted_to_pci_order() {
     machine.accelerators[0].pci = Some("0000:f0:00.0".parse().unwrap());
     let inherited = InheritedVariables::default();
     let choice = fake::choose(&machine, &inherited, &request("--devices 0,1")).unwrap();
-    let handover = assign_worker_variables(&choice, &inherited, 2, Visibility::Whole);
+    let handover = assign(choice, &inherited, 2, Some(Visibility::Whole));
     let expected = "CUDA_VISIBLE_DEVICES=2,0 CUDA_DEVICE_ORDER=PCI_BUS_ID";
     assert_eq!(render(&handover.workers[0].variables), expected);
 }
@@ -221,27 +221,28 @@ proptest! {
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
         prop_assume!(!choice.devices.is_empty());
         let visibility = if own { Visibility::Own } else { Visibility::Whole };
-        let handover = assign_worker_variables(&choice, &world.inherited, workers, visibility);
+        let handover = assign(choice, &world.inherited, workers, Some(visibility));
+        let devices = &handover.devices;
         for (local_rank, worker) in handover.workers.iter().enumerate() {
-            let place = worker.device.unwrap();
-            prop_assert_eq!(place, local_rank % choice.devices.len());
-            let (sees, smooth) = visible_devices(&world.machine, &with_variables(&world.inherited, &worker.variables), choice.kind);
+            let place = local_rank % devices.len();
+            prop_assert!(worker.identity.as_ref().is_none_or(|device| *device == devices[place]));
+            let (sees, smooth) = visible_devices(&world.machine, &with_variables(&world.inherited, &worker.variables), worker.kind);
             let shown = match handover.visibility {
-                Visibility::Whole => &choice.devices[..],
-                Visibility::Own => &choice.devices[place..=place],
+                Visibility::Whole => &devices[..],
+                Visibility::Own => &devices[place..=place],
             };
             let shown: Vec<Accelerator> = shown.iter().map(|device| device.accelerator.clone()).collect();
             prop_assert!(smooth || worker.variables.is_empty());
             prop_assert_eq!(device_numbers(&sees), device_numbers(&shown));
             prop_assert_eq!(&sees, &shown);
-            prop_assert_eq!(&sees[usize::try_from(worker.ordinal).unwrap()], &choice.devices[place].accelerator);
+            prop_assert_eq!(&sees[usize::try_from(worker.ordinal).unwrap()], &devices[place].accelerator);
         }
     }
 
     #[test]
     fn cpu_worker_sees_only_devices_that_cannot_be_hidden(world in worlds()) {
         let choice = fake::choose(&world.machine, &world.inherited, &request("--devices none")).unwrap();
-        let handover = assign_worker_variables(&choice, &world.inherited, 1, Visibility::Whole);
+        let handover = assign(choice, &world.inherited, 1, Some(Visibility::Whole));
         let kind = world.machine.accelerators[0].kind;
         let (sees, _) = visible_devices(&world.machine, &with_variables(&world.inherited, &handover.workers[0].variables), kind);
         let hides = matches!(kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);

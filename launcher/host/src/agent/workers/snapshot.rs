@@ -11,7 +11,7 @@ use crate::agent::rendezvous_handle::program_name;
 use crate::control::protocol::{JobStatus, RankState, WorkerStatus};
 use crate::control::snapshot::JobSnapshot;
 use rankrun_core::agent::state::control::StateSummary;
-use rankrun_core::device::worker_device::DeviceIdentity;
+use rankrun_core::device::ChosenDevice;
 use rankrun_core::placement::{Placement, WorkerId};
 
 impl WorkerGroup {
@@ -61,7 +61,7 @@ impl WorkerGroup {
                 .device
                 .identity
                 .as_ref()
-                .map_or_else(|| placement.device.to_string(), DeviceIdentity::title),
+                .map_or_else(|| placement.device.to_string(), ChosenDevice::title),
             pid: pid.map(|pid| pid.as_raw()),
             state,
             cpu_seconds: None,

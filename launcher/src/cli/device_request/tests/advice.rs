@@ -70,15 +70,15 @@ fn legacy_mig_names_are_accepted() {
     for line in ["rankrun", "rankrun --nproc-per-node gpu", "rankrun -v"] {
         let launch = launch(with_sign(machine.clone()), line, &[("CUDA_VISIBLE_DEVICES", name)]);
         assert_eq!(launch.spec.workers.get(), 1, "{line}");
-        assert_eq!(launch.spec.worker_devices[0].device.kind, DeviceType::Cuda, "{line}");
-        assert!(launch.spec.worker_devices[0].variables.is_empty(), "{:?}", launch.spec.worker_devices);
+        assert_eq!(launch.spec.devices.workers[0].kind, DeviceType::Cuda, "{line}");
+        assert!(launch.spec.devices.workers[0].variables.is_empty(), "{:?}", launch.spec.devices.workers);
         let said = said(&launch);
         assert_eq!(said.iter().any(|line| line.contains("before R470")), line.ends_with("-v"), "{said:?}");
         assert!(!said.iter().any(|line| line.contains("alone")), "{said:?}");
     }
     let other_machine = [("CUDA_VISIBLE_DEVICES", "MIG-GPU-ffffffff-0000-0000-0000-000000000000/1/0")];
     assert_eq!(
-        launch(with_sign(machine), "rankrun", &other_machine).spec.worker_devices[0].device.kind,
+        launch(with_sign(machine), "rankrun", &other_machine).spec.devices.workers[0].kind,
         DeviceType::Cpu
     );
 }

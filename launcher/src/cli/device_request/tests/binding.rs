@@ -17,7 +17,7 @@ fn two_nodes(mut machine: Machine) -> Machine {
 }
 
 fn bound(launch: &Launch) -> Vec<String> {
-    let cpus = launch.spec.worker_devices.iter().map(|worker| worker.cpus.as_deref());
+    let cpus = launch.spec.devices.workers.iter().map(|worker| worker.cpus.as_deref());
     cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), rankrun_core::device::affinity::format_ranges))
         .collect()
 }
@@ -53,11 +53,11 @@ fn omp_threads_follow_cpu_binding() {
         ("rankrun --numa-binding exclusive --devices 0,1,2", 2, "`OMP_NUM_THREADS=2`: 8 CPUs for 3 workers"),
     ] {
         let launch = launch(eight(gpus(4)), line, &[]);
-        assert_eq!(launch.spec.defaults.omp_threads, Some(threads), "{line}");
+        assert_eq!(launch.spec.devices.omp_threads, Some(threads), "{line}");
         assert!(said(&launch).iter().any(|line| line.ends_with(end)), "{line}: {:?}", said(&launch));
     }
     let torchs = launch(eight(gpus(4)), "torchrun --numa-binding node --nproc-per-node 2", &[]);
-    assert_eq!(torchs.spec.defaults.omp_threads, Some(1));
+    assert_eq!(torchs.spec.devices.omp_threads, Some(1));
 }
 
 #[test]

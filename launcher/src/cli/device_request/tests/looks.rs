@@ -174,7 +174,7 @@ fn invalid_device_options_are_refused() {
 fn unprobed_workers_have_unknown_device() {
     let known = |world: FakeWorld, line: &str| {
         let launch = launch(world, line, &[]);
-        launch.spec.worker_devices.iter().map(|worker| worker.device.is_known_to_runtime).collect::<Vec<_>>()
+        launch.spec.devices.workers.iter().map(|worker| worker.is_known_to_runtime).collect::<Vec<_>>()
     };
     assert_eq!(known(with_sign(gpus(2)), "torchrun --nproc-per-node 2"), [false, false]);
     assert_eq!(known(world(), "torchrun --nproc-per-node 2"), [true, true]);
@@ -219,7 +219,7 @@ fn integrated_gpu_is_ignored_for_worker_count() {
         ("rankrun --nproc-per-node xpu", 1, "xpu:0"),
     ] {
         let launch = launch(laptop(), line, &[]);
-        let first = launch.spec.worker_devices[0].device.to_string();
+        let first = launch.spec.devices.workers[0].to_string();
         assert_eq!((launch.spec.workers.get(), &*first), (workers, device), "{line}");
     }
 }

@@ -1,16 +1,16 @@
 //! Which worker has which device, what it is told of it, and what is said.
 
 use super::*;
-use rankrun_core::device::fake;
-use rankrun_core::device::worker_device::WorkerDevice;
+use rankrun_core::device::choice::number;
+use rankrun_core::device::{WorkerDevice, fake};
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The device of each worker: `cuda:0=3` is GPU 3, found as number 0.
 fn map(launch: &Launch) -> String {
-    let worker_devices = launch.spec.worker_devices.iter().map(|worker| match &worker.device.identity {
-        Some(card) => format!("{}={}", worker.device, card.index),
-        None => worker.device.to_string(),
+    let worker_devices = launch.spec.devices.workers.iter().map(|worker| match &worker.identity {
+        Some(card) => format!("{worker}={}", number(&card.accelerator)),
+        None => worker.to_string(),
     });
     worker_devices.collect::<Vec<_>>().join(" ")
 }
@@ -25,7 +25,7 @@ fn variable(launch: &Launch, name: &str) -> String {
             Some((_, Some(value))) => value.to_string_lossy().into_owned(),
         }
     };
-    launch.spec.worker_devices.iter().map(of).collect::<Vec<_>>().join(" ")
+    launch.spec.devices.workers.iter().map(of).collect::<Vec<_>>().join(" ")
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn each_visible_device_gets_one_worker() {
             environment.into_iter().chain([("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]).collect();
         let launch = launch(with_sign(gpus(4)), line, &environment);
         assert_eq!(map(&launch), expected, "{line} {environment:?}");
-        assert_eq!(LocalRank(launch.spec.workers.get()).index(), launch.spec.worker_devices.len());
+        assert_eq!(LocalRank(launch.spec.workers.get()).index(), launch.spec.devices.workers.len());
     }
 }
 
@@ -84,7 +84,7 @@ fn worker_device_variables_match_table() {
     }
     // Without a sign of accelerators nothing is hidden.
     let plain = launch(world(), "rankrun --devices none --nproc-per-node 2", &[]);
-    assert!(plain.spec.worker_devices.iter().all(|worker| worker.variables.is_empty()));
+    assert!(plain.spec.devices.workers.iter().all(|worker| worker.variables.is_empty()));
 }
 
 #[test]

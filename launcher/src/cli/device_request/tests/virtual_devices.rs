@@ -13,7 +13,8 @@ fn devices(count: &str, environment: &[(&str, &str)]) -> Result<(bool, Vec<OsStr
     match interpret(&line.map(OsString::from), &facts) {
         Ok(Command::Launch(launch)) => {
             let of = |name| {
-                let variables = launch.spec.worker_devices.iter().flat_map(|worker| worker.variables.clone());
+                let variables =
+                    launch.spec.devices.workers.iter().flat_map(|worker| worker.variables.clone());
                 variables.filter(move |(set, _)| *set == name).filter_map(|(_, value)| value)
             };
             Ok((of(HIP).next().is_some(), of(CUDA).collect()))

@@ -1,5 +1,7 @@
 //! Properties that hold for every machine, every inherited list and every request.
 
+use std::ffi::OsString;
+
 use proptest::prelude::*;
 
 use super::*;

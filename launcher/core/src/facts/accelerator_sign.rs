@@ -1,5 +1,5 @@
-//! Whether a probe is worth starting: checks for a few names that accelerators leave in the file system. Opens no
-//! device and no library.
+//! Signs of an accelerator: a few names in the file system that say whether a probe is worth starting. Opens no device
+//! and no library.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -37,12 +37,9 @@ const NVML: &str = "libnvidia-ml.so.1";
 /// At most so many folders of `LD_LIBRARY_PATH` are searched.
 const MAX_LIBRARY_FOLDERS: usize = 64;
 
-/// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign is not a proof; without
-/// one a probe would find no device.
-#[must_use]
-pub(super) fn has_accelerator_sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
-    let is_there = |path: &Path| world.kind(path) != FileKind::Missing;
-    let has_library = |folder: &Path| is_there(&folder.join(NVML));
+/// Whether NVIDIA's library is in `LD_LIBRARY_PATH` or where a driver puts it.
+pub(super) fn has_library(world: &dyn World, library_path: Option<&OsStr>) -> bool {
+    let has_library = |folder: &Path| world.kind(&folder.join(NVML)) != FileKind::Missing;
     let path = library_path.map(OsStr::as_bytes).unwrap_or_default();
     // The loader takes an empty item for the working folder, and both separators.
     let folders = path.split(|byte| matches!(byte, b':' | b';')).take(MAX_LIBRARY_FOLDERS);
@@ -50,15 +47,12 @@ pub(super) fn has_accelerator_sign(world: &dyn World, library_path: Option<&OsSt
         [] => Path::new("."),
         name => Path::new(OsStr::from_bytes(name)),
     });
-    cfg!(target_os = "macos")
-        || DEVICES.iter().any(|device| is_there(Path::new(device)))
-        || (!path.is_empty() && folders.any(has_library))
+    (!path.is_empty() && folders.any(has_library))
         || DRIVER_FOLDERS.iter().any(|folder| has_library(Path::new(folder)))
 }
 
 /// Whether a driver has made a device node for devices of this type. A library alone does not mean a card: computers
 /// without one often share the image of computers with cards.
-#[must_use]
 pub(super) fn has_node(world: &dyn World, kind: DeviceType) -> bool {
     let nodes: &[&str] = match kind {
         DeviceType::Cuda => &DEVICES[..4],
@@ -78,7 +72,8 @@ mod tests {
     use crate::facts::fake::FakeWorld;
 
     fn has_sign_with_path(world: &FakeWorld, library_path: Option<&str>) -> bool {
-        has_accelerator_sign(world, library_path.map(OsStr::new))
+        DeviceType::ALL.into_iter().any(|kind| has_node(world, kind))
+            || has_library(world, library_path.map(OsStr::new))
     }
 
     #[test]
