@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::device::visibility::AskCuda;
-use crate::device::{CudaDevice, DeviceType, Machine, ProbeScope};
+use crate::device::{CudaOrder, DeviceType, Machine, ProbeScope};
 use crate::device_assignment::NodeFacts;
 
 /// The shim's variable with the Python that was to be torchrun. It is not a setting, and workers do not get it.
@@ -92,7 +92,7 @@ pub trait World {
     fn probe_devices(&self, ask: ProbeScope, limit: Duration) -> Machine;
     /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or the reason for a missing
     /// answer.
-    fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String>;
+    fn cuda_order(&self, limit: Duration) -> CudaOrder;
     /// The CPUs of this process's affinity mask, in ascending order; none where the kernel does not tell.
     fn allowed_cpus(&self) -> Vec<u32>;
 }

@@ -12,7 +12,7 @@ use nix::unistd::{AccessFlags, access};
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc;
 use crate::regular_file;
-use rankrun_core::device::{CudaDevice, Machine, ProbeScope};
+use rankrun_core::device::{CudaOrder, Machine, ProbeScope};
 use rankrun_core::facts::{Facts, FileKind, Permission, StandardStream, World};
 
 /// Reads the facts of this process on this machine. A slow device discovery is announced to the user.
@@ -119,7 +119,7 @@ impl World for System {
         probe::discover(ask, limit, self.tell_of_wait)
     }
 
-    fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String> {
+    fn cuda_order(&self, limit: Duration) -> CudaOrder {
         probe::cuda_order(limit, self.tell_of_wait)
     }
 

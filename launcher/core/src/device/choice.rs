@@ -23,10 +23,8 @@ pub use warning::ChoiceWarning;
 
 use super::order::{self, DeviceOrder};
 use super::selector::{Selector, SelectorEntry};
-use super::visibility::{self, AskCuda, IndexOrder, InheritedVariables, VisibilityQuery};
-use super::{
-    Accelerator, ChosenDevice, CudaDevice, DeviceChoice, DeviceType, Machine, Part, SelectionMethod,
-};
+use super::visibility::{self, AskCuda, IndexOrder, InheritedVariables};
+use super::{Accelerator, ChosenDevice, CudaOrder, DeviceChoice, DeviceType, Machine, Part, SelectionMethod};
 
 /// The device options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -66,12 +64,13 @@ pub fn visible(input: &ChoiceInput<'_>) -> Result<DeviceChoice, ChoiceError> {
     if kind == DeviceType::Cpu {
         return Ok(cpu_choice(input));
     }
-    let query = VisibilityQuery { index_order: index_order(input.request), cuda_order: input.cuda_order };
-    let mut visible = visibility::read_visible_devices(kind, input.machine, input.inherited, query);
+    let ChoiceInput { machine, inherited, request, cuda_order, .. } = *input;
+    let index_order = index_order(request);
+    let mut visible = visibility::read_visible_devices(kind, machine, inherited, index_order, cuda_order);
     if visible.devices.is_empty() {
         return Err(no_visible_device_error(&visible));
     }
-    if input.request.kind.is_none() {
+    if request.kind.is_none() {
         let elsewhere = kind::lost_devices_of_other_types(input, Some(kind)).into_iter();
         let elsewhere: Vec<_> = elsewhere.filter(|warning| !warning.is_among(&visible.warnings)).collect();
         visible.warnings.extend(elsewhere);
@@ -168,7 +167,7 @@ fn is_selected_by_index(question: &ChoiceInput<'_>, visible: &DeviceChoice) -> b
 }
 
 /// If only the set of devices matters, the driver is not asked for their order.
-fn unavailable_driver() -> Result<Vec<CudaDevice>, String> {
+fn unavailable_driver() -> CudaOrder {
     Err("it was not asked".to_owned())
 }
 

@@ -349,6 +349,9 @@ pub enum ProbeProblemKind {
     Crashed(String),
 }
 
+/// The CUDA driver's devices in its own order, or the reason why there is no answer, in words.
+pub type CudaOrder = Result<Vec<CudaDevice>, String>;
+
 /// A CUDA device in the driver's own order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaDevice {

@@ -32,8 +32,8 @@ pub mod visibility;
 
 pub use device_choice::{ChosenDevice, DeviceChoice, SelectionMethod, WorkerDevice};
 pub use machine::{
-    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceLink, DeviceProcess, DeviceState, LinkKind,
-    Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
+    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, CudaOrder, DeviceLink, DeviceProcess, DeviceState,
+    LinkKind, Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
 use std::fmt;

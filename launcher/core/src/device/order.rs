@@ -7,6 +7,7 @@ mod topology;
 use std::str::FromStr;
 
 use super::choice::label;
+use super::visibility::AskCuda;
 use super::{CudaDevice, DeviceType, Machine, Part};
 
 /// In which order the chosen devices become ranks.
@@ -86,7 +87,7 @@ pub fn sort_devices(
     order: DeviceOrder,
     listed: &[usize],
     machine: &Machine,
-    cuda_order: &dyn Fn() -> Result<Vec<CudaDevice>, String>,
+    cuda_order: AskCuda<'_>,
 ) -> Result<Vec<usize>, OrderError> {
     let device = |at: usize| &machine.accelerators[at];
     let mut arranged = listed.to_vec();

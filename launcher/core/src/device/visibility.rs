@@ -13,7 +13,7 @@ mod tests;
 use std::ffi::{OsStr, OsString};
 
 use super::choice::ChoiceWarning;
-use super::{Accelerator, ChosenDevice, CudaDevice, DeviceChoice, DeviceType, Machine, SelectionMethod};
+use super::{Accelerator, ChosenDevice, CudaOrder, DeviceChoice, DeviceType, Machine, SelectionMethod};
 
 pub(super) use cuda::pci_order;
 pub(super) use level_zero::{Hierarchy, hierarchy, mask_entry_of};
@@ -68,7 +68,7 @@ impl InheritedVariables {
 }
 
 /// Asks the CUDA driver for its devices under `FASTEST_FIRST`.
-pub type AskCuda<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
+pub type AskCuda<'a> = &'a dyn Fn() -> CudaOrder;
 
 /// The order in which indices count the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,19 +85,21 @@ pub enum IndexOrder {
     Torch,
 }
 
-/// The devices of one type that a process with these variables sees, and in which order.
+/// The devices of one type that a process with these variables sees, and in which order. The CUDA driver is asked only
+/// where its answer matters.
 #[must_use]
 pub fn read_visible_devices(
     kind: DeviceType,
     machine: &Machine,
     inherited: &InheritedVariables,
-    query: VisibilityQuery<'_>,
+    index_order: IndexOrder,
+    cuda_order: AskCuda<'_>,
 ) -> DeviceChoice {
     let mut visible = match kind {
-        DeviceType::Cuda => cuda::read(machine, inherited, query),
+        DeviceType::Cuda => cuda::read(machine, inherited, index_order, cuda_order),
         DeviceType::Rocm => rocm::read(machine, inherited),
-        DeviceType::Xpu => level_zero::read(machine, inherited, query.index_order),
-        DeviceType::Hpu => habana::read(machine, inherited, query.index_order),
+        DeviceType::Xpu => level_zero::read(machine, inherited, index_order),
+        DeviceType::Hpu => habana::read(machine, inherited, index_order),
         DeviceType::Npu => ascend::read(machine, inherited),
         DeviceType::Mps | DeviceType::Cpu => DeviceChoice::of(kind, devices_of_kind(machine, kind)),
     };
@@ -107,15 +109,6 @@ pub fn read_visible_devices(
         }
     }
     visible
-}
-
-/// The way in which devices are counted, and the source of the runtime's order.
-#[derive(Clone, Copy)]
-pub struct VisibilityQuery<'a> {
-    /// For devices that no list names.
-    pub index_order: IndexOrder,
-    /// The CUDA driver's answer, asked for only where it matters.
-    pub cuda_order: AskCuda<'a>,
 }
 
 impl DeviceChoice {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::*;
+use crate::device::CudaDevice;
 
 /// One thing in the fake file system.
 #[derive(Debug, Clone)]
@@ -24,7 +25,7 @@ pub struct FakeWorld {
     cpus: usize,
     allowed: Option<Vec<u32>>,
     machine: Machine,
-    cuda_order: Result<Vec<CudaDevice>, String>,
+    cuda_order: CudaOrder,
     queries: QueryLog,
     is_inside: bool,
 }
@@ -217,7 +218,7 @@ impl World for FakeWorld {
         self.machine.clone()
     }
 
-    fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String> {
+    fn cuda_order(&self, limit: Duration) -> CudaOrder {
         self.queries.borrow_mut().push(Question::CudaOrder(limit));
         self.cuda_order.clone()
     }

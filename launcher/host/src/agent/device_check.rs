@@ -16,7 +16,7 @@ use crate::process::probe::Probes;
 use crate::system::System;
 use rankrun_core::agent::device_report::report_devices;
 use rankrun_core::agent::message::Input;
-use rankrun_core::device::{Machine, ProbeScope};
+use rankrun_core::device::{CudaOrder, Machine, ProbeScope};
 use rankrun_core::facts::Facts;
 use rankrun_core::posix::{Exit, Pid};
 use rankrun_core::spec::Unhealthy;
@@ -86,11 +86,7 @@ impl DeviceCheckRun {
 
     /// Assigns the remaining devices to the workers. Returns `None` while the CUDA driver still has to
     /// answer.
-    pub(super) fn reassign(
-        &mut self,
-        workers: &mut WorkerGroup,
-        order: Option<&reassign::CudaOrder>,
-    ) -> Option<Input> {
+    pub(super) fn reassign(&mut self, workers: &mut WorkerGroup, order: Option<&CudaOrder>) -> Option<Input> {
         let facts = Facts::new(workers.environment().to_vec(), Box::new(System::SILENT));
         let result = match reassign::reassign_devices(workers.spec(), &facts, &self.machine, order) {
             Reassignment::NeedsOrder => {

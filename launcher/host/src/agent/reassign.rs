@@ -7,13 +7,10 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use rankrun_core::agent::device_report;
 use rankrun_core::device::choice::number;
-use rankrun_core::device::{CudaDevice, DeviceChoice, Machine, WorkerDevice};
+use rankrun_core::device::{CudaOrder, DeviceChoice, Machine, WorkerDevice};
 use rankrun_core::device_assignment::assign_devices;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
-
-/// The CUDA driver's order of its devices, or why it is unknown.
-pub(super) type CudaOrder = Result<Vec<CudaDevice>, String>;
 
 /// The result of a new assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]

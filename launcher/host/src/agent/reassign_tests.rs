@@ -2,7 +2,7 @@
 
 use super::*;
 use rankrun_core::device::order::DeviceOrder;
-use rankrun_core::device::{Accelerator, ChosenDevice, Condition, DeviceType, fake};
+use rankrun_core::device::{Accelerator, ChosenDevice, Condition, CudaDevice, DeviceType, fake};
 use rankrun_core::device_assignment::device_lines;
 use rankrun_core::facts::fake::FakeWorld;
 use rankrun_core::spec::device_request::{DeviceRequest, WorkerCount};

@@ -13,7 +13,7 @@ use std::ptr;
 use cudarc::driver::sys::{culib, is_culib_present};
 use uuid::Uuid;
 
-use rankrun_core::device::CudaDevice;
+use rankrun_core::device::{CudaDevice, CudaOrder};
 
 /// More devices than any machine has; a higher count is not a valid answer.
 const MAX_DEVICES: c_int = 256;
@@ -28,7 +28,7 @@ const TEXT: usize = 256;
 ///
 /// # Errors
 /// The driver's error text, or ours if there is no driver.
-pub fn cuda_devices_in_order() -> Result<Vec<CudaDevice>, String> {
+pub fn cuda_devices_in_order() -> CudaOrder {
     catch_panic(|| {
         // SAFETY: a driver's library may be loaded in any process; its constructors affect this probe alone.
         if !unsafe { is_culib_present() } {

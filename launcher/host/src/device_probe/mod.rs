@@ -11,7 +11,7 @@ pub mod nvidia;
 
 use std::path::Path;
 
-use rankrun_core::device::{CudaDevice, Machine, ProbeScope};
+use rankrun_core::device::{CudaOrder, Machine, ProbeScope};
 
 /// Stands first on the command line of a probe, glued to what it is asked. In no help: for the launcher itself alone.
 pub const PROBE_ARGUMENT: &str = "--rankrun-probe=";
@@ -35,7 +35,7 @@ pub enum Answer {
     /// To [`Probe::Nvidia`] and [`Probe::Kernel`]: their part of the machine.
     Machine(Machine),
     /// To [`Probe::CudaOrder`]: the driver's devices, or its words.
-    CudaOrder(Result<Vec<CudaDevice>, String>),
+    CudaOrder(CudaOrder),
 }
 
 /// Looks, in this process; called in the child alone.

@@ -1,9 +1,9 @@
 //! Machines made by hand, for the tests.
 
-use rankrun_core::device::visibility::InheritedVariables;
+use rankrun_core::device::visibility::{AskCuda, InheritedVariables};
 use rankrun_core::device::{
-    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceLink, DeviceProcess, DeviceState, DeviceType,
-    LinkKind, Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
+    Accelerator, Condition, Cpu, CpuLayout, DeviceLink, DeviceProcess, DeviceState, DeviceType, LinkKind,
+    Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
 use super::picture::{MachineSnapshot, SnapshotContext};
@@ -121,10 +121,7 @@ pub(super) fn picture(machine: Machine, kind: Option<DeviceType>, cuda: Option<&
     MachineSnapshot::of(machine, kind, &context(&inherited, &|| Err("libcuda.so.1 is not there".to_owned())))
 }
 
-pub(super) fn context<'a>(
-    inherited: &'a InheritedVariables,
-    cuda_order: &'a dyn Fn() -> Result<Vec<CudaDevice>, String>,
-) -> SnapshotContext<'a> {
+pub(super) fn context<'a>(inherited: &'a InheritedVariables, cuda_order: AskCuda<'a>) -> SnapshotContext<'a> {
     SnapshotContext {
         host: "node17",
         inherited,

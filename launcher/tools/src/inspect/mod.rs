@@ -31,8 +31,8 @@ use std::io;
 use std::time::Duration;
 
 use crate::explain::Style;
-use picture::{CudaOrderAnswer, MachineSnapshot, SnapshotContext};
-use rankrun_core::device::visibility::InheritedVariables;
+use picture::{MachineSnapshot, SnapshotContext};
+use rankrun_core::device::visibility::{AskCuda, InheritedVariables};
 use rankrun_core::device::{DeviceType, Machine, ProbeScope};
 use rankrun_core::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use rankrun_core::facts::{Facts, StandardStream};
@@ -201,7 +201,7 @@ fn snapshot_of(
     machine: Machine,
     facts: &Facts,
     kind: Option<DeviceType>,
-    cuda_order: CudaOrderAnswer<'_>,
+    cuda_order: AskCuda<'_>,
 ) -> MachineSnapshot {
     let context = SnapshotContext {
         host: &short_hostname(),

@@ -7,13 +7,10 @@ use rankrun_core::device::choice::{
 };
 use rankrun_core::device::health::{Severity, findings, small_memory_findings};
 use rankrun_core::device::order::{DeviceOrder, sort_devices};
-use rankrun_core::device::visibility::InheritedVariables;
+use rankrun_core::device::visibility::{AskCuda, InheritedVariables};
 use rankrun_core::device::{
-    Accelerator, CudaDevice, DeviceChoice, DeviceLink, DeviceType, Machine, Nic, Part, PciAddress,
+    Accelerator, DeviceChoice, DeviceLink, DeviceType, Machine, Nic, Part, PciAddress,
 };
-
-/// The CUDA driver's own order, asked only where it is needed.
-pub(super) type CudaOrderAnswer<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 
 /// The known facts beside the machine.
 #[derive(Clone, Copy)]
@@ -25,7 +22,7 @@ pub(super) struct SnapshotContext<'a> {
     pub(super) affinity: &'a [u32],
     /// A device that is busy for another user than this one gets a warning.
     pub(super) own_uid: u32,
-    pub(super) cuda_order: CudaOrderAnswer<'a>,
+    pub(super) cuda_order: AskCuda<'a>,
 }
 
 /// The machine, and what follows from it. Devices are named by their position in [`Machine::accelerators`].
@@ -221,7 +218,7 @@ fn orders(
     kind: DeviceType,
     listed: &[usize],
     machine: &Machine,
-    cuda_order: CudaOrderAnswer<'_>,
+    cuda_order: AskCuda<'_>,
 ) -> Vec<OrderPreview> {
     // One device has one order, so the driver is not asked.
     let of = |order| match listed.len() {

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_core::posix::Signal;
 
 use crate::explain::Style;
-use rankrun_core::device::{CudaDevice, DeviceType, Machine};
+use rankrun_core::device::{CudaOrder, DeviceType, Machine};
 use rankrun_core::exit_code::ExitStatus;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::{CliFlavor, SignalSpec};
@@ -87,7 +87,7 @@ struct WatchLoop<'a> {
     screen: DrawnScreen,
     lookup: Option<DeviceLookup>,
     next: Instant,
-    cuda_order: Result<Vec<CudaDevice>, String>,
+    cuda_order: CudaOrder,
 }
 
 /// Watches until a key or a signal ends it. The first look is taken before the terminal is switched, so the user

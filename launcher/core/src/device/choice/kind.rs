@@ -3,7 +3,7 @@
 
 use super::{ChoiceError, ChoiceInput, ChoiceWarning, DeviceChoice, Selector, unavailable_driver};
 use crate::device::selector::SelectorEntry;
-use crate::device::visibility::{self, IndexOrder, InheritedVariables, VisibilityQuery};
+use crate::device::visibility::{self, IndexOrder, InheritedVariables};
 use crate::device::{Accelerator, DeviceType, Machine, Part, ProbeProblem, ProbeProblemKind};
 
 /// The type of the devices; [`DeviceType::Cpu`] if that is asked for, or if no accelerator is visible.
@@ -32,8 +32,8 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
 
 /// The visible devices of a type, in no promised order.
 pub(super) fn visible_devices_of_type(kind: DeviceType, question: &ChoiceInput<'_>) -> DeviceChoice {
-    let query = VisibilityQuery { index_order: IndexOrder::Named, cuda_order: &unavailable_driver };
-    visibility::read_visible_devices(kind, question.machine, question.inherited, query)
+    let (machine, inherited) = (question.machine, question.inherited);
+    visibility::read_visible_devices(kind, machine, inherited, IndexOrder::Named, &unavailable_driver)
 }
 
 /// No device of this type, and the probes' troubles.

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::choice::tests::properties::{picked_indices, typed_request, worlds};
 use crate::device::fake::{self, device_numbers, environment, request, with_variables};
-use crate::device::visibility::{self, IndexOrder, VisibilityQuery};
+use crate::device::visibility::{self, IndexOrder};
 use crate::device::{Accelerator, Machine};
 
 /// Variables as `A=1 -B`, the second taken away.
@@ -206,8 +206,8 @@ fn visible_devices(
     kind: DeviceType,
 ) -> (Vec<Accelerator>, bool) {
     let cuda_order = || Ok(fake::mixed_cuda_order(machine));
-    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
-    let visible = visibility::read_visible_devices(kind, machine, inherited, query);
+    let visible =
+        visibility::read_visible_devices(kind, machine, inherited, IndexOrder::Runtime, &cuda_order);
     let has_no_warning = visible.warnings.is_empty();
     (visible.devices.into_iter().map(|device| device.accelerator).collect(), has_no_warning)
 }

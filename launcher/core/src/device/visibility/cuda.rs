@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 
-use super::{ChosenDevice, DeviceChoice, IndexOrder, InheritedVariables, VisibilityQuery};
+use super::{AskCuda, ChosenDevice, DeviceChoice, IndexOrder, InheritedVariables};
 use crate::device::{Accelerator, Condition, CudaDevice, DeviceType, Machine, Part};
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -15,12 +15,13 @@ const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 pub(super) fn read(
     machine: &Machine,
     inherited: &InheritedVariables,
-    query: VisibilityQuery<'_>,
+    index_order: IndexOrder,
+    cuda_order: AskCuda<'_>,
 ) -> DeviceChoice {
-    let cards = CardList { machine, inherited };
+    let cards = CardList { machine, inherited, index_order, cuda_order };
     match &inherited.cuda {
-        None => cards.without_list(query),
-        Some(value) => cards.with_list(value, query),
+        None => cards.without_list(),
+        Some(value) => cards.with_list(value),
     }
 }
 
@@ -65,13 +66,15 @@ fn match_driver(machine: &Machine, cards: &[usize], driver: &[CudaDevice]) -> Re
 struct CardList<'a> {
     machine: &'a Machine,
     inherited: &'a InheritedVariables,
+    index_order: IndexOrder,
+    cuda_order: AskCuda<'a>,
 }
 
 /// Cards in CUDA's order, or in PCI order where that is not known, with the reason.
 type EnumerationOrder = (Vec<usize>, Option<String>);
 
 impl CardList<'_> {
-    fn order(&self, query: VisibilityQuery<'_>) -> EnumerationOrder {
+    fn order(&self) -> EnumerationOrder {
         let cards = pci_order(self.machine);
         let names = || {
             let cards = cards.iter().map(|at| &self.machine.accelerators[*at]);
@@ -86,7 +89,7 @@ impl CardList<'_> {
             let reason = "a process sees one MIG device only, so that the driver cannot be asked for all";
             return (cards, Some(reason.to_owned()));
         }
-        let driver = (query.cuda_order)();
+        let driver = (self.cuda_order)();
         match driver.and_then(|driver| match_driver(self.machine, &cards, &driver)) {
             Ok(order) => (order, None),
             Err(reason) => (cards, Some(reason)),
@@ -110,18 +113,18 @@ impl CardList<'_> {
         }
     }
 
-    fn without_list(&self, query: VisibilityQuery<'_>) -> DeviceChoice {
-        let variable = self.inherited.cuda_order.as_ref().filter(|_| query.index_order != IndexOrder::Named);
+    fn without_list(&self) -> DeviceChoice {
+        let variable = self.inherited.cuda_order.as_ref().filter(|_| self.index_order != IndexOrder::Named);
         let has_instances =
             self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
         // Each worker of a machine with MIG devices is shown its own by UUID, whatever the runtime's order is.
-        let counts = match query.index_order {
+        let counts = match self.index_order {
             IndexOrder::Runtime | IndexOrder::Torch => !has_instances,
             IndexOrder::Typed => variable.is_some(),
             IndexOrder::Named => false,
         };
         let (cards, order_unknown) = if counts {
-            self.order(query)
+            self.order()
         } else {
             let mut cards = pci_order(self.machine);
             cards.sort_by_key(|at| self.machine.accelerators[*at].index);
@@ -129,7 +132,7 @@ impl CardList<'_> {
         };
         let mut visible = DeviceChoice::of(DeviceType::Cuda, Vec::new());
         for (ordinal, card) in cards.into_iter().enumerate() {
-            if query.index_order == IndexOrder::Torch {
+            if self.index_order == IndexOrder::Torch {
                 // Through NVML, which lists cards. Without instances there is nothing to see, and it counts all the same.
                 let at = self.device_of(card).unwrap_or(card);
                 visible.devices.push(ChosenDevice::of(self.machine, at));
@@ -149,7 +152,7 @@ impl CardList<'_> {
         visible
     }
 
-    fn with_list(&self, value: &OsStr, query: VisibilityQuery<'_>) -> DeviceChoice {
+    fn with_list(&self, value: &OsStr) -> DeviceChoice {
         let text = value.to_string_lossy();
         let mut dropped = Vec::new();
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
@@ -157,12 +160,12 @@ impl CardList<'_> {
             Some(form) => {
                 let old = self.by_legacy_mig_names(&text);
                 let mut devices = old.unwrap_or_else(|| self.by_uuid(&text, form, &mut dropped));
-                if form == "MIG-" && query.index_order == IndexOrder::Torch {
+                if form == "MIG-" && self.index_order == IndexOrder::Torch {
                     devices.truncate(1);
                 }
                 (devices, None)
             }
-            None => self.by_number(&text, query, &mut dropped),
+            None => self.by_number(&text, &mut dropped),
         };
         // The usual ways to write "none".
         if matches!(text.trim(), "" | "-1" | "NoDevFiles") {
@@ -257,12 +260,7 @@ impl CardList<'_> {
         fitting.next().is_none().then(|| self.device_of(first)).flatten()
     }
 
-    fn by_number(
-        &self,
-        text: &str,
-        query: VisibilityQuery<'_>,
-        dropped: &mut Vec<String>,
-    ) -> (Vec<ChosenDevice>, Option<String>) {
+    fn by_number(&self, text: &str, dropped: &mut Vec<String>) -> (Vec<ChosenDevice>, Option<String>) {
         let mut numbers: Vec<(u64, &str)> = Vec::new();
         let mut rest = text.split(',').map(str::trim);
         while let Some(entry) = rest.next() {
@@ -282,7 +280,7 @@ impl CardList<'_> {
         if numbers.is_empty() {
             return (Vec::new(), None);
         }
-        let (cards, order_unknown) = self.order(query);
+        let (cards, order_unknown) = self.order();
         let mut named = Vec::new();
         for (number, entry) in numbers {
             let card = usize::try_from(number).ok().and_then(|number| cards.get(number));

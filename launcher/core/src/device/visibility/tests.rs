@@ -10,8 +10,7 @@ fn visible_text_with_order(machine: &str, variables: &str, counting: IndexOrder)
     let machine = fake::machine(machine);
     let kind = machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&machine));
-    let query = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
-    let visible = read_visible_devices(kind, &machine, &environment(variables), query);
+    let visible = read_visible_devices(kind, &machine, &environment(variables), counting, &cuda_order);
     let devices = match device_numbers(visible.devices.iter().map(|device| &device.accelerator)).as_str() {
         "cpu" => "none".to_owned(),
         devices => devices.to_owned(),
@@ -128,27 +127,28 @@ fn torch_index_order_counts_mig_parents() {
 #[test]
 fn composite_card_has_memory_of_all_tiles() {
     let machine = fake::xpu(2, 2);
-    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let visible = read_visible_devices(
         DeviceType::Xpu,
         &machine,
         &environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"),
-        query,
+        IndexOrder::Runtime,
+        &|| Err(String::new()),
     );
     let memory = visible.devices[0].accelerator.memory.unwrap();
     assert_eq!((memory.total, memory.free), (160 << 30, Some(160 << 30)));
     assert_eq!(visible.devices[1].position, 2);
     let masked = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=1");
-    let visible = read_visible_devices(DeviceType::Xpu, &machine, &masked, query);
+    let visible =
+        read_visible_devices(DeviceType::Xpu, &machine, &masked, IndexOrder::Runtime, &|| Err(String::new()));
     assert_eq!(visible.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2]);
 }
 
 #[test]
 fn single_visible_tile_has_tile_label() {
     let machine = fake::xpu(2, 2);
-    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let mask = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0.1,1");
-    let visible = read_visible_devices(DeviceType::Xpu, &machine, &mask, query);
+    let visible =
+        read_visible_devices(DeviceType::Xpu, &machine, &mask, IndexOrder::Runtime, &|| Err(String::new()));
     let labels: Vec<String> =
         visible.devices.iter().map(|device| crate::device::choice::label(&device.accelerator)).collect();
     assert!(labels[0].starts_with("tile 1 ") && labels[1].starts_with("GPU 1 "), "{labels:?}");
@@ -159,9 +159,14 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
     machine.accelerators[0].integrated = true;
-    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let at = |variables: &str| {
-        let visible = read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), query);
+        let visible = read_visible_devices(
+            DeviceType::Xpu,
+            &machine,
+            &environment(variables),
+            IndexOrder::Runtime,
+            &|| Err(String::new()),
+        );
         visible.devices.iter().map(|device| device.position).collect::<Vec<_>>()
     };
     assert_eq!(at(""), [1, 2]);
@@ -178,8 +183,8 @@ fn cuda_driver_is_queried_only_if_order_matters() {
             was_queried.set(true);
             Err("it hangs".to_owned())
         };
-        let query = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
-        let visible = read_visible_devices(DeviceType::Cuda, &machine, &environment(variables), query);
+        let visible =
+            read_visible_devices(DeviceType::Cuda, &machine, &environment(variables), counting, &cuda_order);
         assert_eq!(visible.order_unknown, was_queried.get().then(|| "it hangs".to_owned()), "{variables}");
         was_queried.get()
     };
@@ -200,18 +205,28 @@ fn cuda_devices_match_by_uuid_then_pci_address() {
     let mut driver = fake::cuda_order(&machine, &[2, 3]);
     driver[0].uuid = "GPU-of-another-spelling".to_owned();
     let cuda_order = || Ok(driver.clone());
-    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
-    let visible = read_visible_devices(DeviceType::Cuda, &machine, &InheritedVariables::default(), query);
+    let visible = read_visible_devices(
+        DeviceType::Cuda,
+        &machine,
+        &InheritedVariables::default(),
+        IndexOrder::Runtime,
+        &cuda_order,
+    );
     // Those that it does not name come last, in PCI order.
     assert_eq!(visible.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2, 3, 0, 1]);
     let foreign = || Ok(fake::cuda_order(&fake::rocm(1), &[0]));
-    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &foreign };
     let mut elsewhere = machine.clone();
     elsewhere.accelerators.iter_mut().for_each(|card| card.pci = None);
     assert!(
-        read_visible_devices(DeviceType::Cuda, &elsewhere, &InheritedVariables::default(), query)
-            .order_unknown
-            .is_some()
+        read_visible_devices(
+            DeviceType::Cuda,
+            &elsewhere,
+            &InheritedVariables::default(),
+            IndexOrder::Runtime,
+            &foreign
+        )
+        .order_unknown
+        .is_some()
     );
 }
 
@@ -219,20 +234,26 @@ fn cuda_devices_match_by_uuid_then_pci_address() {
 fn intel_order_is_unknown_without_pci_order_variable() {
     let machine = fake::xpu(2, 1);
     let unknown = |variables: &str, counting: IndexOrder| {
-        let query = VisibilityQuery { index_order: counting, cuda_order: &|| Err(String::new()) };
-        read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), query)
-            .order_unknown
-            .is_some()
+        read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), counting, &|| {
+            Err(String::new())
+        })
+        .order_unknown
+        .is_some()
     };
     assert!(unknown("", IndexOrder::Runtime));
     assert!(unknown("ZE_AFFINITY_MASK=1", IndexOrder::Named));
     assert!(!unknown("", IndexOrder::Typed));
     assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", IndexOrder::Runtime));
     assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1|ZE_AFFINITY_MASK=1", IndexOrder::Runtime));
-    let tiles = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     assert_eq!(
-        read_visible_devices(DeviceType::Xpu, &fake::xpu(1, 2), &InheritedVariables::default(), tiles)
-            .order_unknown,
+        read_visible_devices(
+            DeviceType::Xpu,
+            &fake::xpu(1, 2),
+            &InheritedVariables::default(),
+            IndexOrder::Runtime,
+            &|| Err(String::new())
+        )
+        .order_unknown,
         None
     );
     assert!(!unknown("ZE_AFFINITY_MASK=1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", IndexOrder::Runtime));

@@ -32,7 +32,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::device_probe::cuda_driver;
 use rankrun_core::device::{
-    Accelerator, Condition, CudaDevice, DeviceType, Machine, Part, PciAddress, ProbeProblem,
+    Accelerator, Condition, CudaDevice, CudaOrder, DeviceType, Machine, Part, PciAddress, ProbeProblem,
     ProbeProblemKind, ProbeScope,
 };
 
@@ -91,12 +91,7 @@ fn is_node(name: &OsStr) -> bool {
 
 /// Adds the CUDA driver's answers after a failure of NVML. The parent of the probe has set the driver's order to that
 /// of PCI, so its numbers are those of `nvidia-smi`.
-fn add_from_driver(
-    machine: &mut Machine,
-    problem: ProbeProblemKind,
-    driver: Result<Vec<CudaDevice>, String>,
-    has_nodes: bool,
-) {
+fn add_from_driver(machine: &mut Machine, problem: ProbeProblemKind, driver: CudaOrder, has_nodes: bool) {
     let device = |(index, device): (u32, CudaDevice)| {
         // Of the devices in MIG mode the driver shows one instance.
         let is_instance = device.uuid.starts_with("MIG-");

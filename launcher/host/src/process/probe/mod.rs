@@ -25,7 +25,7 @@ use rankrun_core::posix::Pid;
 
 use crate::device_probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
 use crate::process::signal::{SignalInbox, raise_with_default_action};
-use rankrun_core::device::{CudaDevice, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
+use rankrun_core::device::{CudaOrder, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use rankrun_core::exit_code::{USAGE, code_of_signal};
 use rankrun_core::posix::Exit;
 use rankrun_core::worker_command::WorkerCommand;
@@ -61,7 +61,7 @@ pub fn discover(ask: ProbeScope, limit: Duration, tell_of_wait: TellOfWait) -> M
 ///
 /// # Errors
 /// The reason why there is no answer, in words.
-pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> Result<Vec<CudaDevice>, String> {
+pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> CudaOrder {
     let mut probes = Probes::start(&[Probe::CudaOrder], limit, Instant::now());
     wait_for_all(&mut probes, limit, tell_of_wait);
     probes.into_cuda_order()
@@ -168,7 +168,7 @@ impl Probes {
     ///
     /// # Errors
     /// The reason why there is no answer, in words.
-    pub fn into_cuda_order(self) -> Result<Vec<CudaDevice>, String> {
+    pub fn into_cuda_order(self) -> CudaOrder {
         match self.into_answers().next() {
             Some((_, Ok(Answer::CudaOrder(order)))) => order,
             Some((_, Err(failed))) => Err(failed.to_string()),

@@ -68,8 +68,14 @@ pub(crate) fn picked_indices() -> impl Strategy<Value = Vec<usize>> {
 pub(crate) fn typed_request(world: &World, picks: &[usize]) -> (ChoiceRequest, Vec<Accelerator>) {
     let kind = world.machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&world.machine));
-    let query = VisibilityQuery { index_order: IndexOrder::Typed, cuda_order: &cuda_order };
-    let mut visible = visibility::read_visible_devices(kind, &world.machine, &world.inherited, query).devices;
+    let mut visible = visibility::read_visible_devices(
+        kind,
+        &world.machine,
+        &world.inherited,
+        IndexOrder::Typed,
+        &cuda_order,
+    )
+    .devices;
     let (mut entries, mut devices) = (Vec::new(), Vec::new());
     for pick in picks {
         if visible.is_empty() {
