@@ -106,22 +106,42 @@ fn silent_log_folder_leaves_signals_answered() {
     }
 }
 
+/// A restart that waits for its program: the second life of the program is on a file system that hangs.
+#[track_caller]
+fn restart_with_silent_program(scratch: &Scratch, workers: usize) -> (Job, String) {
+    let (hang, folder) = (scratch.folder("hang", 0o700), scratch.folder("programs", 0o700));
+    let program = format!("{folder}/program");
+    std::fs::copy("/bin/true", &program).expect("a program can be copied");
+    let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
+    let text = format!("#!/bin/sh\n[ $LOCAL_RANK = 0 ] || exec sleep infinity\n{cover}\n");
+    let script = scratch.file("programs/script", &text, 0o700);
+    let launch = Launch::standalone(Name::Rankrun, workers);
+    let launch = launch.args(["--max-restarts", "1", "--restart-delay", "1", "--no-python", &script]);
+    (with_network_folder(launch, &hang, &folder).start(), script)
+}
+
 #[test]
 fn silent_program_folder_leaves_signals_answered() {
     if lacks_fuse() {
         return;
     }
     let scratch = Scratch::new();
-    let (hang, folder) = (scratch.folder("hang", 0o700), scratch.folder("programs", 0o700));
-    let program = format!("{folder}/program");
-    std::fs::copy("/bin/true", &program).expect("a program can be copied");
-    let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "1", "--restart-delay", "1"]);
-    // The second generation of the program is on a file system that hangs.
-    let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
-    let script = scratch.file("programs/script", &format!("#!/bin/sh\n{cover}\n"), 0o700);
-    let job = with_network_folder(launch.args(["--no-python", &script]), &hang, &folder).start();
+    let (job, script) = restart_with_silent_program(&scratch, 1);
     let outcome = stop_waiting_launcher(job, &format!("the file system of the program `{script}`"));
     outcome.expect_exit_code(143);
+}
+
+#[test]
+fn ranks_that_wait_for_their_restart_are_not_called_left_out() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (job, script) = restart_with_silent_program(&scratch, 2);
+    let outcome = stop_waiting_launcher(job, &format!("the file system of the program `{script}`"));
+    outcome.expect_exit_code(143).expect_absent("left out");
+    outcome.expect_stderr("0, 1  -    waits to start  no ");
+    outcome.expect_stderr("hint: ranks 0, 1 are not started yet: the launcher waits for a file system");
 }
 
 /// A worker that fails after its log folder has stopped to answer.

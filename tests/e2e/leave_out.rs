@@ -184,6 +184,16 @@ fn unstarted_left_out_worker_is_awaited_until_signal() {
 }
 
 #[test]
+fn unstarted_left_out_worker_is_named_at_stop() {
+    let job = leave_out_rank_1(Name::Rankrun).worker(["alive", "forever"]).start();
+    let _ = wait_for_script_path(&job, 1);
+    job.wait_for_line("alive rank=0");
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    outcome.expect_exit_code(143).expect_stderr("hint: rank 1 is left out and not started yet");
+}
+
+#[test]
 fn each_attempt_has_own_script_and_old_one_is_refused() {
     let scratch = Scratch::new();
     let launch = leave_out_rank_1(Name::Rankrun).args(["--max-restarts", "1"]);

@@ -39,8 +39,10 @@ pub struct RankRow {
 /// The state of a worker process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessState {
-    /// The worker has not been started yet.
+    /// The launcher has not started the worker yet.
     NotStarted,
+    /// The worker is left out, and the user has not started it yet.
+    LeftOut,
     /// It is alive, in this kernel state.
     Alive(RunState),
     /// It has ended with this exit.

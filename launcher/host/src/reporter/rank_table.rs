@@ -95,15 +95,23 @@ fn heading(table: &RankTable, setting: &TableSetting) -> String {
 /// The one thing to do about it.
 fn hint(table: &RankTable, setting: &TableSetting) -> Option<String> {
     let missing = of_state(table, JoinState::NotJoined);
-    let in_state = |state: RunState| -> Vec<&RankRow> {
-        missing.iter().copied().filter(|row| row.process == ProcessState::Alive(state)).collect()
+    let in_state = |state: ProcessState| -> Vec<&RankRow> {
+        missing.iter().copied().filter(|row| row.process == state).collect()
     };
-    let (stuck, stopped) = (in_state(RunState::Uninterruptible), in_state(RunState::Stopped));
+    let alive = |state: RunState| in_state(ProcessState::Alive(state));
+    let (stuck, stopped) = (alive(RunState::Uninterruptible), alive(RunState::Stopped));
+    let (left_out, unstarted) = (in_state(ProcessState::LeftOut), in_state(ProcessState::NotStarted));
     let is = |rows: &[&RankRow]| if rows.len() == 1 { "is" } else { "are" };
-    let unstarted: Vec<_> = missing.iter().copied().filter(|row| row.pid.is_none()).collect();
+    if !left_out.is_empty() {
+        let are = is(&left_out);
+        return Some(format!("{} {are} left out and not started yet", setting.names(left_out)));
+    }
     if !unstarted.is_empty() {
         let are = is(&unstarted);
-        return Some(format!("{} {are} left out and not started yet", setting.names(unstarted)));
+        return Some(format!(
+            "{} {are} not started yet: the launcher waits for a file system",
+            setting.names(unstarted)
+        ));
     }
     if !stuck.is_empty() {
         let are = is(&stuck);
@@ -225,7 +233,8 @@ fn cells(group: &Group<'_>, setting: &TableSetting) -> [String; 5] {
 
 fn process(state: ProcessState) -> String {
     let text = match state {
-        ProcessState::NotStarted => "not started",
+        ProcessState::NotStarted => "waits to start",
+        ProcessState::LeftOut => "not started",
         ProcessState::Unknown => "unknown",
         ProcessState::Ended(exit) => return exit.to_string(),
         ProcessState::Alive(RunState::Ended) => "just ended",

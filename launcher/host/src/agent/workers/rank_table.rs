@@ -56,11 +56,17 @@ impl WorkerGroup {
         let pid = self.pids.get(&local_rank).copied();
         let exit = ended.iter().find(|ended| ended.local_rank == local_rank).map(|ended| ended.exit);
         let (process, joined) = match (pid, exit) {
-            (None, _) => (ProcessState::NotStarted, JoinState::NotJoined),
+            (None, _) => (self.unstarted_state(local_rank), JoinState::NotJoined),
             (Some(pid), Some(exit)) => (ProcessState::Ended(exit), probe.ended_join_state(pid)),
             (Some(pid), None) => (ProcessState::Unknown, probe.live_join_state(pid)),
         };
         RankRow { local_rank, pid, process, joined, cpu_time: None, output: LastOutput::Unavailable }
+    }
+
+    /// The user can start the external worker once the others have been started.
+    fn unstarted_state(&self, local_rank: LocalRank) -> ProcessState {
+        let left_out = self.external_worker.as_ref().map(|worker| worker.worker_id().local_rank);
+        if left_out == Some(local_rank) { ProcessState::LeftOut } else { ProcessState::NotStarted }
     }
 
     fn join_probe(&self, client_pids: Option<BTreeSet<u32>>) -> JoinProbe {
