@@ -161,6 +161,15 @@ pub enum JobEvent {
         /// The workers that are still there.
         local_ranks: Vec<LocalRank>,
     },
+    /// Processes that the workers left behind take long to end by SIGKILL.
+    AwaitingLeftovers {
+        /// The signal by which the launcher was told to stop.
+        signal: Option<Signal>,
+        /// The processes that are still there.
+        pids: Vec<Pid>,
+        /// The longest wait from now on.
+        at_most: Duration,
+    },
     /// Processes that the workers left behind are still there after SIGKILL.
     LeftoversSurvive {
         /// The processes that are still there.
@@ -236,6 +245,7 @@ impl JobEvent {
             Self::RankTable(_) => "rank_table",
             Self::Killing { .. } => "killing",
             Self::CannotEnd { .. } => "workers_survive_kill",
+            Self::AwaitingLeftovers { .. } => "waiting_for_leftovers",
             Self::LeftoversSurvive { .. } => "leftovers_survive_kill",
             Self::CheckingDevices => "checking_devices",
             Self::DevicesUnchecked { .. } => "devices_unchecked",

@@ -24,7 +24,6 @@ fn killing(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> LocalJob {
 fn generation_starts_only_when_leftovers_are_gone() {
     let at = clock();
     let mut job = killing(1, &at);
-    assert_eq!(job.deadline(), Some(at(1) + GIVE_UP_AFTER_KILL));
     assert_eq!(job.handle(at(1), leftovers_killed(&[7, 8])), []);
     assert_eq!(job.handle(at(2), Input::DescendantReaped), [KILL]);
     assert_eq!(job.handle(at(2), leftovers_killed(&[8])), [], "invariant 1");
@@ -44,13 +43,44 @@ fn leftover_that_survives_kill_is_reported_and_job_goes_on() {
     assert_eq!(started(&actions), Some(1));
 }
 
+fn awaiting(signal: Option<Signal>, pids: &[i32], at_most: u64) -> Action {
+    let pids = pids.iter().copied().map(Pid::from_raw).collect();
+    Action::Emit(JobEvent::AwaitingLeftovers { signal, pids, at_most: Duration::from_secs(at_most) })
+}
+
+#[test]
+fn long_wait_for_leftovers_is_reported_once() {
+    let at = clock();
+    let mut job = killing(1, &at);
+    let _ = job.handle(at(1), leftovers_killed(&[7, 8]));
+    assert_eq!(job.deadline(), Some(at(3)));
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [KILL]);
+    assert_eq!(job.handle(at(3), leftovers_killed(&[8])), [awaiting(None, &[8], 3)]);
+    assert_eq!(job.deadline(), Some(at(1) + GIVE_UP_AFTER_KILL));
+    assert_eq!(job.handle(at(4), Input::DescendantReaped), [KILL]);
+    assert_eq!(job.handle(at(4), leftovers_killed(&[8])), [], "once");
+}
+
+#[test]
+fn signal_in_wait_for_leftovers_names_them_once() {
+    let at = clock();
+    let mut job = killing(1, &at);
+    job.rules.stop.grace = Duration::from_secs(3);
+    let _ = job.handle(at(1), leftovers_killed(&[8]));
+    assert_eq!(job.handle(at(2), stop(Signal::SIGTERM, false)), [KILL]);
+    assert_eq!(job.handle(at(2), leftovers_killed(&[8])), [awaiting(Some(Signal::SIGTERM), &[8], 3)]);
+    assert_eq!(job.handle(at(2), stop(Signal::SIGTERM, false)), [], "a scheduler signals guard and agent");
+    assert_eq!(job.deadline(), Some(at(5)));
+}
+
 #[test]
 fn second_signal_ends_wait_for_leftovers() {
     let at = clock();
     let mut job = killing(1, &at);
     job.rules.stop.grace = Duration::from_secs(3);
     let _ = job.handle(at(1), leftovers_killed(&[8]));
-    assert_eq!(job.handle(at(2), stop(Signal::SIGTERM, false)), []);
+    assert_eq!(job.handle(at(2), stop(Signal::SIGTERM, false)), [KILL]);
+    let _ = job.handle(at(2), leftovers_killed(&[8]));
     assert_eq!(job.deadline(), Some(at(5)), "invariant 10: within the grace");
     assert_eq!(job.handle(at(3), stop(Signal::SIGTERM, true)), [KILL]);
     let actions = job.handle(at(3), leftovers_killed(&[8]));

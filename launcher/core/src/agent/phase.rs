@@ -116,10 +116,11 @@ pub(super) enum StopStage {
     Killed {
         give_up_at: Instant,
     },
-    /// The processes that the workers left behind were killed, and are counted again at `next_try`. Workers in `live`
-    /// have survived SIGKILL.
+    /// The processes that the workers left behind were killed, and are counted again at `next_try`. The user is told of
+    /// them from `report_at` on. Workers in `live` have survived SIGKILL.
     KillingLeftovers {
         next_try: Instant,
+        report_at: Option<Instant>,
         give_up_at: Instant,
     },
 }

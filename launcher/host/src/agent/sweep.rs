@@ -10,7 +10,7 @@ use crate::error::LaunchError;
 use crate::process::descendants::{
     FoundProcess, KillScope, kill_descendants, kill_present_descendants, leftover_processes,
 };
-use crate::reporter::{job_event_text, leftovers as messages};
+use crate::reporter::leftovers as messages;
 use rankrun_core::agent::leftovers::LeftoverStep;
 use rankrun_core::agent::message::{Input, SweepResult};
 
@@ -63,7 +63,7 @@ impl Agent<'_> {
     pub(super) fn end_leftovers(&self) {
         match kill_descendants(&KillScope::All) {
             Ok(remaining) if remaining.is_empty() => {}
-            Ok(remaining) => self.user_log.print_line(&job_event_text::surviving_leftovers(&remaining)),
+            Ok(remaining) => self.user_log.print_line(&messages::surviving(&remaining)),
             Err(source) => {
                 self.report_launcher_error(&LaunchError::Unswept { source });
             }

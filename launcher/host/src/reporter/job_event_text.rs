@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
+use crate::reporter::leftovers;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
 use crate::reporter::rank_names::rank_names;
@@ -57,12 +58,10 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
         | JobEvent::TimeIsShort { .. }
         | JobEvent::TimeIsUp { .. } => return limit_event_text(event),
         JobEvent::Killing { local_ranks, ignored_signal } => killing_text(local_ranks, *ignored_signal),
-        JobEvent::CannotEnd { local_ranks } => format!(
-            "{} survived {} for 5 s, probably stuck in the kernel: giving up",
-            ranks(local_ranks),
-            signal_name(libc::SIGKILL)
-        ),
-        JobEvent::LeftoversSurvive { pids } => surviving_leftovers(pids),
+        JobEvent::CannotEnd { local_ranks } => cannot_end_text(local_ranks),
+        JobEvent::AwaitingLeftovers { .. } | JobEvent::LeftoversSurvive { .. } => {
+            return leftovers::event_text(event);
+        }
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown
         | JobEvent::RestartRefused(_)
@@ -87,14 +86,9 @@ fn killing_text(local_ranks: &[LocalRank], ignored_signal: Option<Signal>) -> St
     format!("killing {}: {why}", ranks(local_ranks))
 }
 
-/// The line about processes that the workers left behind and that SIGKILL has not ended.
-#[must_use]
-pub fn surviving_leftovers(pids: &[Pid]) -> String {
-    let named: Vec<String> = pids.iter().map(|pid| format!("pid {pid}")).collect();
-    format!(
-        "{} survived SIGKILL, probably stuck in the kernel: a worker had left that behind",
-        named.join(", ")
-    )
+fn cannot_end_text(local_ranks: &[LocalRank]) -> String {
+    let signal = signal_name(libc::SIGKILL);
+    format!("{} survived {signal} for 5 s, probably stuck in the kernel: giving up", ranks(local_ranks))
 }
 
 fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {
@@ -320,7 +314,7 @@ const fn plural(count: usize) -> &'static str {
 }
 
 /// Rounds a remaining grace period to milliseconds.
-fn seconds(grace: Duration) -> f64 {
+pub(super) fn seconds(grace: Duration) -> f64 {
     (grace.as_secs_f64() * 1000.0).round() / 1000.0
 }
 

@@ -1,12 +1,13 @@
-//! Status lines about processes that outlive the workers of a successful job, one line each. Pure.
+//! Status lines about processes that outlive the workers, one line each. Pure.
 
 use std::time::Duration;
 
 use rankrun_core::posix::{Pid, Signal};
 
-use rankrun_core::job_event::ShutdownNotice;
+use rankrun_core::job_event::{ShutdownNotice, JobEvent};
 use rankrun_core::plain::plain;
 use rankrun_core::spec::stop::StopReason;
+use crate::reporter::job_event_text::seconds;
 
 /// At most so many processes are named in one line.
 const MAX_NAMED: usize = 4;
@@ -54,6 +55,43 @@ pub fn killing(leftovers: &[LeftoverProcess], ignored_signal: Option<Signal>) ->
 #[must_use]
 pub fn unkillable(leftovers: &[LeftoverProcess]) -> String {
     format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(leftovers))
+}
+
+/// The line for an event about processes that the workers left behind; `None` for other events.
+#[must_use]
+pub fn event_text(event: &JobEvent) -> Option<String> {
+    match event {
+        JobEvent::AwaitingLeftovers { signal, pids, at_most } => Some(awaited(*signal, pids, *at_most)),
+        JobEvent::LeftoversSurvive { pids } => Some(surviving(pids)),
+        _ => None,
+    }
+}
+
+/// The line about processes that the workers left behind and that SIGKILL has not ended yet.
+fn awaited(signal: Option<Signal>, pids: &[Pid], at_most: Duration) -> String {
+    let wait = format!(
+        "waiting up to {} s for {} to end after SIGKILL: a worker had left that behind",
+        seconds(at_most),
+        pid_names(pids)
+    );
+    match signal {
+        Some(signal) => format!("{signal}: {wait}; a second signal ends the wait"),
+        None => wait,
+    }
+}
+
+/// The line about processes that the workers left behind and that SIGKILL has not ended.
+#[must_use]
+pub fn surviving(pids: &[Pid]) -> String {
+    format!(
+        "{} survived SIGKILL, probably stuck in the kernel: a worker had left that behind",
+        pid_names(pids)
+    )
+}
+
+fn pid_names(pids: &[Pid]) -> String {
+    let named: Vec<String> = pids.iter().map(|pid| format!("pid {pid}")).collect();
+    named.join(", ")
 }
 
 /// The line about a long shutdown.
@@ -106,6 +144,17 @@ mod tests {
         assert!(
             ending(&leftovers[..1], by_signal, Duration::from_secs(3))
                 .starts_with("SIGTERM: ending pid 1 `up1`;")
+        );
+    }
+
+    #[test]
+    fn awaited_leftovers_are_named_with_longest_wait() {
+        let pids = [Pid::from_raw(7), Pid::from_raw(8)];
+        let wait = "waiting up to 2.5 s for pid 7, pid 8 to end after SIGKILL: a worker had left that behind";
+        assert_eq!(awaited(None, &pids, Duration::from_millis(2_500)), wait);
+        assert_eq!(
+            awaited(Some(Signal::SIGTERM), &pids, Duration::from_millis(2_500)),
+            format!("SIGTERM: {wait}; a second signal ends the wait")
         );
     }
 }

@@ -7,13 +7,12 @@ use std::collections::BTreeMap;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{job_event_text, program};
+use super::{job_event_text, program, leftovers};
 use rankrun_core::job_event::{JobEvent, WorkerEnd};
 use rankrun_core::notice::Notice;
 use rankrun_core::posix::{Exit, Pid, Signal, signal_name};
 use rankrun_core::rendezvous::Round;
-use rankrun_core::spec::LaunchSpec;
-use rankrun_core::spec::Verbosity;
+use rankrun_core::spec::{LaunchSpec, Verbosity};
 
 /// The level of a log line, as in Python's `logging`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +166,9 @@ pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
             .filter_map(|rank| group.pids.get(rank))
             .map(|pid| dstate_worker_line(*pid))
             .collect(),
-        JobEvent::LeftoversSurvive { pids } => warning(Some(job_event_text::surviving_leftovers(pids))),
+        JobEvent::AwaitingLeftovers { .. } | JobEvent::LeftoversSurvive { .. } => {
+            warning(leftovers::event_text(event))
+        }
         // A job under this name has no control socket.
         JobEvent::RestartRequested { .. } | JobEvent::RestartedByRequest => Vec::new(),
         JobEvent::Restarting { used } => vec![restarting(used.0, group)],

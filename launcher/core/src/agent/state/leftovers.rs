@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::posix::Pid;
+use crate::posix::{Pid, Signal};
 
 use rankrun_contract::rank::LocalRank;
 
 use super::State;
+use super::shutdown::REPORT_DELAY;
 use crate::agent::failure::Failure;
 use crate::agent::message::Action;
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
@@ -31,7 +32,12 @@ impl State {
         failure: Option<Failure>,
     ) -> Action {
         let give_up_at = if live.is_empty() { now + GIVE_UP_AFTER_KILL } else { now };
-        let stage = StopStage::KillingLeftovers { next_try: give_up_at, give_up_at };
+        let report_at = now + REPORT_DELAY;
+        let stage = StopStage::KillingLeftovers {
+            next_try: report_at.min(give_up_at),
+            report_at: Some(report_at),
+            give_up_at,
+        };
         self.phase = JobPhase::Stopping { live, reason, failure, stage };
         Action::KillLeftovers { generation: self.generation }
     }
@@ -47,15 +53,26 @@ impl State {
     }
 
     /// A stop signal limits the wait; the second one ends it.
-    pub(super) fn limit_leftover_wait(&mut self, now: Instant, reason: StopReason, is_second: bool) {
-        let grace = self.rules.stop.grace_period(reason, AfterStop::End);
+    pub(super) fn limit_leftover_wait(&mut self, now: Instant, signal: Signal, is_second: bool) {
+        let grace = self.rules.stop.grace_period(StopReason::Signal(signal), AfterStop::End);
         let limit = if is_second { now } else { now + grace };
-        if let JobPhase::Stopping { stage: StopStage::KillingLeftovers { next_try, give_up_at }, .. } =
-            &mut self.phase
+        if let JobPhase::Stopping {
+            stage: StopStage::KillingLeftovers { next_try, give_up_at, .. }, ..
+        } = &mut self.phase
         {
             *give_up_at = limit.min(*give_up_at);
             *next_try = limit.min(*next_try);
         }
+    }
+
+    /// Counts them again, and tells the user of them now.
+    pub(super) fn report_leftovers(&mut self, now: Instant) -> Vec<Action> {
+        if let JobPhase::Stopping { stage: StopStage::KillingLeftovers { report_at, .. }, .. } =
+            &mut self.phase
+        {
+            *report_at = Some(now);
+        }
+        self.retry_kill_of_leftovers()
     }
 
     /// The processes that were there were killed. What follows the generation is decided once they are gone. If they
@@ -65,18 +82,24 @@ impl State {
         now: Instant,
         remaining: Result<Vec<Pid>, ProcessScanError>,
     ) -> Vec<Action> {
-        let JobPhase::Stopping { stage: StopStage::KillingLeftovers { next_try, give_up_at }, live, .. } =
-            &mut self.phase
+        let JobPhase::Stopping {
+            stage: StopStage::KillingLeftovers { next_try, report_at, give_up_at },
+            live,
+            ..
+        } = &mut self.phase
         else {
             return Vec::new();
         };
         let mut actions = Vec::new();
         match remaining {
             Ok(pids) if pids.is_empty() => {}
-            Ok(_) if now < *give_up_at => {
+            Ok(pids) if now < *give_up_at => {
+                let is_due = report_at.take_if(|at| *at <= now).is_some();
                 // The exit of a process wakes the loop before.
-                *next_try = *give_up_at;
-                return Vec::new();
+                *next_try = report_at.map_or(*give_up_at, |at| at.min(*give_up_at));
+                let (signal, at_most) = (self.stopped_by, *give_up_at - now);
+                let report = Action::Emit(JobEvent::AwaitingLeftovers { signal, pids, at_most });
+                return is_due.then_some(report).into_iter().collect();
             }
             Ok(pids) if live.is_empty() => actions.push(Action::Emit(JobEvent::LeftoversSurvive { pids })),
             Ok(_) => {}

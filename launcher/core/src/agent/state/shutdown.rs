@@ -17,7 +17,7 @@ use crate::spec::stop::{AfterStop, LeftoverPolicy};
 /// How long the file system of the parent's error file may take to answer, unless the job was told to end.
 const PARENT_FILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A longer wait is reported.
-const REPORT_DELAY: Duration = Duration::from_secs(2);
+pub(super) const REPORT_DELAY: Duration = Duration::from_secs(2);
 
 impl State {
     /// The first action of the shutdown. Only a success lets processes outlive the workers.

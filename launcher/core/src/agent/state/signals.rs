@@ -81,8 +81,9 @@ impl State {
             }
             phase @ JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. } => {
                 self.phase = phase;
-                self.limit_leftover_wait(now, StopReason::Signal(signal), again);
-                if again { self.retry_kill_of_leftovers() } else { Vec::new() }
+                self.limit_leftover_wait(now, signal, again);
+                // One request may come twice, as above.
+                if again || !is_same_signal { self.report_leftovers(now) } else { Vec::new() }
             }
             phase @ (JobPhase::Stopping { stage: StopStage::Killed { .. }, .. }
             | JobPhase::ShuttingDown(_)

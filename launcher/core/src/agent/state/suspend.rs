@@ -84,10 +84,10 @@ impl State {
                 stage: StopStage::Asked { kill_at: at, .. } | StopStage::Killed { give_up_at: at },
                 ..
             } => *at += lasted,
-            JobPhase::Stopping { stage: StopStage::KillingLeftovers { next_try, give_up_at }, .. } => {
-                *next_try += lasted;
-                *give_up_at += lasted;
-            }
+            JobPhase::Stopping {
+                stage: StopStage::KillingLeftovers { next_try, report_at, give_up_at },
+                ..
+            } => [next_try, give_up_at].into_iter().chain(report_at).for_each(|at| *at += lasted),
             JobPhase::Checking { report_at: say_at, give_up_at, .. } => {
                 say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
