@@ -1,9 +1,11 @@
 //! What outlives a success: it is named, waited for, and stopped, unless it says that it wants to stay.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Scratch, is_rankrun};
+use harness::{Gate, Job, Launch, Name, Scratch, field, fixture, is_rankrun, print_notice};
 use nix::sys::signal::Signal;
 
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -160,4 +162,40 @@ fn launcher_killed_during_leftover_wait_leaves_nothing() {
         job.signal_to(pid, Signal::SIGKILL);
         job.expect_no_processes_within(SWEEP_TIMEOUT);
     }
+}
+
+/// Keeps a process after its death, until the tracer ends. `None` where the kernel forbids it.
+#[expect(clippy::disallowed_methods, reason = "a process outside of the job")]
+fn trace(pid: &str) -> Option<Child> {
+    let tracer =
+        Command::new(fixture("tracer")).arg(pid).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut tracer = tracer.expect("the fixture is built");
+    let mut line = String::new();
+    let output = tracer.stdout.as_mut().expect("it is a pipe");
+    BufReader::new(output).read_line(&mut line).expect("a line or the end");
+    if line.is_empty() {
+        print_notice("skipped: a process cannot be traced here");
+    }
+    (!line.is_empty()).then_some(tracer)
+}
+
+#[test]
+fn leftover_that_survives_sigkill_is_awaited_once() {
+    if !is_rankrun() {
+        return;
+    }
+    let gate = Gate::closed();
+    let steps = ["life0:helper=daemon".to_owned(), gate.step(), "life<2:exit=3".to_owned()];
+    let job = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]).worker(steps).start();
+    let line = job.wait_for_line("process=daemon");
+    let Some(mut tracer) = trace(field(&line, "pid").expect("a pid")) else { return };
+    gate.open(3);
+    job.wait_for_line("survived SIGKILL");
+    // The last life succeeds, and the launcher does not wait for the leftover either.
+    let outcome = job.wait();
+    outcome.expect_exit_code(0).expect_absent("waiting up to 30 s");
+    assert_eq!(outcome.lines_with("to end after SIGKILL").len(), 1, "{outcome}");
+    assert_eq!(outcome.lines_with("survived SIGKILL").len(), 1, "{outcome}");
+    drop(tracer.stdin.take());
+    tracer.wait().expect("the tracer ends with its input");
 }

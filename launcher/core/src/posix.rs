@@ -28,6 +28,15 @@ impl fmt::Display for Pid {
     }
 }
 
+/// A process, and no later owner of its pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessIdentity {
+    /// The process id.
+    pub pid: Pid,
+    /// The start time, in clock ticks since boot.
+    pub started: u64,
+}
+
 /// The signals with their names and numbers: one table, in the order of the numbers.
 macro_rules! signals {
     ($($name:ident = $number:literal,)*) => {

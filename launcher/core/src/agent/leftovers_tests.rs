@@ -43,6 +43,24 @@ fn leftover_that_survives_kill_is_reported_and_job_goes_on() {
     assert_eq!(started(&actions), Some(1));
 }
 
+#[test]
+fn leftover_that_survived_kill_is_not_awaited_again() {
+    let at = clock();
+    let mut job = killing(2, &at);
+    let _ = job.handle(at(1), leftovers_killed(&[8]));
+    let _ = job.handle(at(6), Input::DeadlinePassed);
+    assert_eq!(started(&job.handle(at(6), leftovers_killed(&[8]))), Some(1));
+    let _ = job.handle(at(7), exited(1, 0, Exit::Code(7)));
+    assert_eq!(job.handle(at(7), leftovers_killed(&[8, 9])), [], "one of them is new");
+    let actions = job.handle(at(8), leftovers_killed(&[8]));
+    assert_eq!(started(&actions), Some(2));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::LeftoversSurvive { .. }))));
+    // Another process has its pid.
+    let _ = job.handle(at(9), exited(2, 0, Exit::Code(7)));
+    let other = ProcessIdentity { started: 2, ..leftover(8) };
+    assert_eq!(job.handle(at(9), Input::LeftoversKilled { remaining: Ok(vec![other]) }), []);
+}
+
 fn awaiting(signal: Option<Signal>, pids: &[i32], at_most: u64) -> Action {
     let pids = pids.iter().copied().map(Pid::from_raw).collect();
     Action::Emit(JobEvent::AwaitingLeftovers { signal, pids, at_most: Duration::from_secs(at_most) })

@@ -5,7 +5,7 @@ pub mod launcher_error;
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::posix::{Pid, Signal};
+use crate::posix::{Pid, ProcessIdentity, ProcessScanError, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
@@ -16,7 +16,6 @@ use crate::agent::policy::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
 use crate::job_event::rank_table::{EndedRank, RankTable};
 use crate::job_event::{JobEvent, ShutdownNotice, UninterruptibleWorker, WorkerEnd};
-use crate::posix::ProcessScanError;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, RendezvousEnd, Round};
 use crate::spec::stop::StopReason;
@@ -153,7 +152,7 @@ pub enum Input {
     /// The answer to [`Action::KillLeftovers`].
     LeftoversKilled {
         /// The processes that were there and were killed.
-        remaining: Result<Vec<Pid>, ProcessScanError>,
+        remaining: Result<Vec<ProcessIdentity>, ProcessScanError>,
     },
     /// The answer to [`Action::SweepLeftovers`].
     LeftoversSwept {

@@ -42,8 +42,7 @@ use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::job_event::{FailureKind, JobEvent, UninterruptibleWorker, WorkerEnd};
-use crate::posix::ProcessScanError;
-use crate::posix::{Exit, Signal};
+use crate::posix::{Exit, ProcessIdentity, ProcessScanError, Signal};
 use crate::rendezvous::Round;
 use crate::spec::stop::StopReason;
 
@@ -84,6 +83,8 @@ pub struct State {
     output_deadline: Option<Instant>,
     /// The status of the other nodes.
     peers: PeerStatus,
+    /// Processes that the workers left behind and that SIGKILL did not end: they are not awaited again.
+    survivors: Vec<ProcessIdentity>,
     /// The first error of the launcher itself.
     launcher_error: Option<LauncherError>,
     /// Why it is unknown whether a process of the job is left.
@@ -113,6 +114,7 @@ impl State {
             time_limit_timer: Timer::default(),
             output_deadline: None,
             peers: PeerStatus::default(),
+            survivors: Vec::new(),
             launcher_error: None,
             scan_error: None,
         }
@@ -135,6 +137,12 @@ impl State {
     #[must_use]
     pub const fn scan_error(&self) -> Option<ProcessScanError> {
         self.scan_error
+    }
+
+    /// The processes that are not awaited any more: they have survived SIGKILL.
+    #[must_use]
+    pub fn survivors(&self) -> &[ProcessIdentity] {
+        &self.survivors
     }
 
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.

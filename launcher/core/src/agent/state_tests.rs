@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::SystemTime;
 
-use crate::posix::Pid;
+use crate::posix::{Pid, ProcessIdentity};
 use proptest::prelude::*;
 
 use std::time::Duration;
@@ -197,8 +197,12 @@ fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
     Input::Exited { generation: Generation(generation), end }
 }
 
+fn leftover(pid: i32) -> ProcessIdentity {
+    ProcessIdentity { pid: Pid::from_raw(pid), started: 1 }
+}
+
 fn leftovers_killed(pids: &[i32]) -> Input {
-    Input::LeftoversKilled { remaining: Ok(pids.iter().copied().map(Pid::from_raw).collect()) }
+    Input::LeftoversKilled { remaining: Ok(pids.iter().copied().map(leftover).collect()) }
 }
 
 /// The launcher's own error.

@@ -18,14 +18,13 @@ impl Agent<'_> {
     /// Lists the remaining processes, and does this step to them.
     pub(super) fn sweep_leftovers(&mut self, step: LeftoverStep) -> SweepResult {
         let _ = self.workers.reap();
-        match leftover_processes() {
-            Err(_) => SweepResult::Unknown,
-            Ok(remaining) if remaining.is_empty() => SweepResult::Empty,
-            Ok(remaining) => {
-                self.apply_leftover_step(step, &remaining);
-                SweepResult::Remaining
-            }
+        let Ok(mut remaining) = leftover_processes() else { return SweepResult::Unknown };
+        remaining.retain(|process| !self.state.survivors().contains(&process.identity()));
+        if remaining.is_empty() {
+            return SweepResult::Empty;
         }
+        self.apply_leftover_step(step, &remaining);
+        SweepResult::Remaining
     }
 
     fn apply_leftover_step(&self, step: LeftoverStep, remaining: &[FoundProcess]) {

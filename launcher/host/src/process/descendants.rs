@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use rankrun_core::posix::ProcessIdentity;
 use crate::process::{own_pid, signal_set};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rankrun_core::posix::ProcessScanError;
@@ -63,7 +64,7 @@ pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError>
         let survivors = kill_present(scope);
         let remaining = give_up.saturating_duration_since(now());
         if survivors.as_ref().is_ok_and(Vec::is_empty) || remaining.is_zero() {
-            return survivors;
+            return survivors.map(pids_of);
         }
         // Others may have freed something by then.
         let remaining = if survivors.is_ok() { remaining } else { remaining.min(WAIT_WITHOUT_SIGCHLD) };
@@ -75,16 +76,20 @@ pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError>
 ///
 /// # Errors
 /// The processes cannot be listed, so it is unknown whether any is left.
-pub fn kill_present_descendants() -> Result<Vec<Pid>, ProcessScanError> {
-    kill_present(&KillScope::All)
+pub fn kill_present_descendants() -> Result<Vec<ProcessIdentity>, ProcessScanError> {
+    Ok(kill_present(&KillScope::All)?.iter().map(FoundProcess::identity).collect())
 }
 
-fn kill_present(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
+fn kill_present(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
     with_reserve(|| {
         let present = kill_targets(scope)?;
         present.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
-        Ok(present.into_iter().map(|found| found.pid).collect())
+        Ok(present)
     })
+}
+
+fn pids_of(found: Vec<FoundProcess>) -> Vec<Pid> {
+    found.into_iter().map(|found| found.pid).collect()
 }
 
 fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
@@ -101,8 +106,7 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
 pub fn descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
-    let found = with_reserve(|| filter_descendants(root, true, &|_, parent_is| Ok(parent_is)))?;
-    Ok(found.into_iter().map(|found| found.pid).collect())
+    with_reserve(|| filter_descendants(root, true, &|_, parent_is| Ok(parent_is))).map(pids_of)
 }
 
 fn kill_targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
@@ -219,6 +223,12 @@ impl FoundProcess {
     pub(super) fn of(pid: Pid) -> Option<Self> {
         let started = ProcessStat::of(pid).ok()??.start_ticks()?;
         Some(Self { pid, started })
+    }
+
+    /// The process as plain data.
+    #[must_use]
+    pub const fn identity(&self) -> ProcessIdentity {
+        ProcessIdentity { pid: self.pid, started: self.started }
     }
 
     /// Signals it, and no later owner of its pid.

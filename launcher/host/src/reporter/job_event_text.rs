@@ -314,7 +314,7 @@ const fn plural(count: usize) -> &'static str {
 }
 
 /// Rounds a remaining grace period to milliseconds.
-pub(super) fn seconds(grace: Duration) -> f64 {
+fn seconds(grace: Duration) -> f64 {
     (grace.as_secs_f64() * 1000.0).round() / 1000.0
 }
 

@@ -7,7 +7,6 @@ use rankrun_core::posix::{Pid, Signal};
 use rankrun_core::job_event::{ShutdownNotice, JobEvent};
 use rankrun_core::plain::plain;
 use rankrun_core::spec::stop::StopReason;
-use crate::reporter::job_event_text::seconds;
 
 /// At most so many processes are named in one line.
 const MAX_NAMED: usize = 4;
@@ -71,7 +70,7 @@ pub fn event_text(event: &JobEvent) -> Option<String> {
 fn awaited(signal: Option<Signal>, pids: &[Pid], at_most: Duration) -> String {
     let wait = format!(
         "waiting up to {} s for {} to end after SIGKILL: a worker had left that behind",
-        seconds(at_most),
+        (at_most.as_secs_f64() * 10.0).round() / 10.0,
         pid_names(pids)
     );
     match signal {

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::posix::{Pid, Signal};
+use crate::posix::{ProcessIdentity, ProcessScanError, Signal};
 
 use rankrun_contract::rank::LocalRank;
 
@@ -16,7 +16,6 @@ use crate::agent::failure::Failure;
 use crate::agent::message::Action;
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
 use crate::job_event::JobEvent;
-use crate::posix::ProcessScanError;
 use crate::spec::stop::{AfterStop, StopReason};
 
 /// After this time the processes may be listed again, where that has failed.
@@ -80,7 +79,7 @@ impl State {
     pub(super) fn on_leftovers_killed(
         &mut self,
         now: Instant,
-        remaining: Result<Vec<Pid>, ProcessScanError>,
+        remaining: Result<Vec<ProcessIdentity>, ProcessScanError>,
     ) -> Vec<Action> {
         let JobPhase::Stopping {
             stage: StopStage::KillingLeftovers { next_try, report_at, give_up_at },
@@ -91,17 +90,25 @@ impl State {
             return Vec::new();
         };
         let mut actions = Vec::new();
+        let remaining = remaining.map(|remaining| {
+            remaining.into_iter().filter(|left| !self.survivors.contains(left)).collect::<Vec<_>>()
+        });
+        let pids_of = |left: &[ProcessIdentity]| left.iter().map(|left| left.pid).collect();
         match remaining {
-            Ok(pids) if pids.is_empty() => {}
-            Ok(pids) if now < *give_up_at => {
+            Ok(left) if left.is_empty() => {}
+            Ok(left) if now < *give_up_at => {
                 let is_due = report_at.take_if(|at| *at <= now).is_some();
                 // The exit of a process wakes the loop before.
                 *next_try = report_at.map_or(*give_up_at, |at| at.min(*give_up_at));
                 let (signal, at_most) = (self.stopped_by, *give_up_at - now);
-                let report = Action::Emit(JobEvent::AwaitingLeftovers { signal, pids, at_most });
+                let event = JobEvent::AwaitingLeftovers { signal, pids: pids_of(&left), at_most };
+                let report = Action::Emit(event);
                 return is_due.then_some(report).into_iter().collect();
             }
-            Ok(pids) if live.is_empty() => actions.push(Action::Emit(JobEvent::LeftoversSurvive { pids })),
+            Ok(left) if live.is_empty() => {
+                actions.push(Action::Emit(JobEvent::LeftoversSurvive { pids: pids_of(&left) }));
+                self.survivors.extend(left);
+            }
             Ok(_) => {}
             Err(_) if now < *give_up_at => {
                 *next_try = (*give_up_at).min(now + RETRY_DELAY);
