@@ -269,7 +269,9 @@ fn stopped_agent_ends_workers_before_next_round() {
         let round_counts: Vec<_> =
             outcomes.iter().map(|outcome| outcome.lines_with("seat rank=").len()).collect();
         assert_eq!(round_counts, [3, 3, 2]);
-        outcomes[2].expect_stderr("this launcher was itself stopped for too long").expect_absent("failed");
+        outcomes[2]
+            .expect_stderr("this launcher stood still for longer than its lease")
+            .expect_absent("failed");
         fleet.is_empty();
     }
     report_soak("an agent that stands still has no workers beside the next round", times());

@@ -32,6 +32,22 @@ fn workers_killed_by_guard_are_reported_once() {
     assert_eq!((job.workers_killed_by_guard(at(5)), job.check_lease(at(6), lease)), (None, None));
 }
 
+/// The loop acts long before the end of the lease, unless its process stands still.
+#[test]
+fn launcher_that_slept_through_its_lease_stood_still() {
+    let at = clock();
+    let lease = Some(LeaseDeadlines { stop_at: at(4), kill_by: at(5) });
+    let stood_still = Some(Input::Changed(MembershipChange::StoodStill));
+    let mut job = running(0, &at);
+    assert_eq!(job.check_lease(at(5), lease), stood_still);
+    assert_eq!((job.check_lease(at(6), lease), job.workers_killed_by_guard(at(5))), (None, None), "once");
+    // The loop acts on a suspended job at the end of its lease only.
+    let mut job = running(0, &at);
+    job.rules.may_have_peers = true;
+    let _ = job.handle(at(1), Input::SuspendRequested);
+    assert_eq!(job.check_lease(at(5), lease), cut_off(at(5)));
+}
+
 #[test]
 fn lease_without_workers_has_no_deadline() {
     let at = clock();
@@ -47,7 +63,8 @@ fn lease_without_workers_has_no_deadline() {
         "between two rounds"
     );
     let _ = job.handle(at(9), joined(1));
-    assert_eq!(job.check_lease(at(9), lease), cut_off(at(3)));
+    let lease = Some(LeaseDeadlines { stop_at: at(9), kill_by: at(10) });
+    assert_eq!(job.check_lease(at(9), lease), cut_off(at(10)));
 }
 
 #[test]

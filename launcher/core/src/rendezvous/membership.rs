@@ -31,7 +31,7 @@ pub enum MembershipChange {
         /// All workers must have ended by this time.
         kill_by: Instant,
     },
-    /// This launcher itself was stopped for too long. The guard killed its workers.
+    /// This launcher itself stood still past the end of its lease. The guard killed its workers, or nothing did yet.
     StoodStill,
     /// The other nodes continued without this node, which was silent for too long.
     Removed,

@@ -15,6 +15,7 @@ use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 use rankrun_core::agent::message::Input;
 use rankrun_core::job_event::WorkerEnd;
 use rankrun_core::posix::{Exit, Signal};
+use rankrun_core::rendezvous::MembershipChange;
 
 impl Agent<'_> {
     /// Everything that has happened since the last call, as inputs for the state.
@@ -59,12 +60,16 @@ impl Agent<'_> {
         }
         inputs.extend(self.rendezvous.receive_inputs(self.user_log));
         if self.state.has_workers() {
-            // Before the exits: the workers that were killed are not the first failure.
             let killed_for = self.rendezvous.take_killed_deadline();
-            if let Some(killed) = killed_for.and_then(|kill_by| self.state.workers_killed_by_guard(kill_by)) {
-                inputs.push_front(killed);
+            let killed = killed_for.and_then(|kill_by| self.state.workers_killed_by_guard(kill_by));
+            let ended = self.state.check_lease(Instant::now(), self.rendezvous.lease_deadlines());
+            match killed.or(ended) {
+                // Before the exits: the workers that were killed are not the first failure.
+                Some(stood_still @ Input::Changed(MembershipChange::StoodStill)) => {
+                    inputs.push_front(stood_still);
+                }
+                ended => inputs.extend(ended),
             }
-            inputs.extend(self.state.check_lease(Instant::now(), self.rendezvous.lease_deadlines()));
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);

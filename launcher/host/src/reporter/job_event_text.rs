@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
+use rankrun_core::rendezvous::MembershipChange;
 use crate::reporter::leftovers;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
@@ -141,6 +142,10 @@ pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
         }
     };
     Some(match event {
+        // The workers are dead already, or are killed now.
+        JobEvent::Changed { change: change @ MembershipChange::StoodStill, .. } => {
+            nodes::membership_change_text(change)
+        }
         JobEvent::Changed { change, live, grace } => {
             format!("{}{}", nodes::membership_change_text(change), stopping(live, *grace))
         }
@@ -347,6 +352,15 @@ mod tests {
             render(&[0, 1, 2], &[3, 5], Some(&round)),
             "ranks 8-10 have exited with 0, and ranks 11, 13 still run 60 s after the first of them, on node 1"
         );
+    }
+
+    #[test]
+    fn launcher_that_stood_still_waits_for_no_worker() {
+        let (live, grace) = (vec![LocalRank(0)], Duration::ZERO);
+        let event = JobEvent::Changed { change: MembershipChange::StoodStill, live, grace };
+        let text = super::render(&event, &example(), None).unwrap_or_default();
+        assert!(text.starts_with("this launcher stood still for longer than its lease"), "{text}");
+        assert!(text.ends_with("are killed, since the other nodes take this node for lost"), "{text}");
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub fn membership_change_text(change: &MembershipChange) -> String {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
         }
         MembershipChange::StoodStill => {
-            "this launcher was itself stopped for too long (SIGSTOP, a debugger, swapping): its workers were \
-                               killed before the others take this node for lost"
+            "this launcher stood still for longer than its lease (SIGSTOP, a debugger, swapping): its workers \
+                are killed, since the other nodes take this node for lost"
                 .to_owned()
         }
         MembershipChange::Removed => {

@@ -25,13 +25,16 @@ impl State {
         }
     }
 
-    /// The workers are to be stopped, if the store has not extended the lease in time.
+    /// The workers are to be stopped, if the store has not extended the lease in time. The loop asks long before the
+    /// end of the lease, unless this process stands still.
     #[must_use]
     pub fn check_lease(&mut self, now: Instant, lease: Option<LeaseDeadlines>) -> Option<Input> {
         self.lease_deadline(lease).filter(|at| *at <= now)?;
         let kill_by = self.open_lease(lease)?.kill_by;
         self.peers.ended_lease = Some(kill_by);
-        Some(Input::Changed(MembershipChange::CutOff { kill_by }))
+        let stood_still = kill_by <= now && !self.is_suspended();
+        let cut_off = MembershipChange::CutOff { kill_by };
+        Some(Input::Changed(if stood_still { MembershipChange::StoodStill } else { cut_off }))
     }
 
     /// The guard has killed the workers at the end of this lease, as this process could not. The state has to hear
