@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use rankrun_core::posix::ProcessIdentity;
 use crate::process::{own_pid, signal_set};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rankrun_core::posix::ProcessIdentity;
 use rankrun_core::posix::ProcessScanError;
 use rankrun_core::posix::Signal;
 

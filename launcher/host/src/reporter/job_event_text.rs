@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
-use rankrun_core::rendezvous::MembershipChange;
 use crate::reporter::leftovers;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
@@ -14,6 +13,7 @@ use crate::reporter::rank_names::rank_names;
 use rankrun_core::job_event::{JobEvent, NoRestart, WorkerEnd};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Pid, Signal, signal_name};
+use rankrun_core::rendezvous::MembershipChange;
 use rankrun_core::rendezvous::Round;
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::spec::stop::StopReason;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rankrun_core::posix::{Pid, Signal};
 
-use rankrun_core::job_event::{ShutdownNotice, JobEvent};
+use rankrun_core::job_event::{JobEvent, ShutdownNotice};
 use rankrun_core::plain::plain;
 use rankrun_core::spec::stop::StopReason;
 

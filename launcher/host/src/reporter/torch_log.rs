@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{job_event_text, program, leftovers};
+use super::{job_event_text, leftovers, program};
 use rankrun_core::job_event::{JobEvent, WorkerEnd};
 use rankrun_core::notice::Notice;
 use rankrun_core::posix::{Exit, Pid, Signal, signal_name};
