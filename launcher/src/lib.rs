@@ -151,7 +151,7 @@ fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, b
     let mask = signal::block_after(mask, &handled);
     let split = mask.and_then(|mask| Ok((mask, guard::fork_guard(&handled, &job)?)));
     match split {
-        Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(guard, &launch.spec, (&job, facts))),
+        Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(*guard, &launch.spec, (&job, facts))),
         Ok((mask, ForkSide::Agent(link, watch))) => {
             heap::set_mmap_threshold();
             let original = InheritedState { mask, handled, file_limits: inherited::raise_file_limit() };
@@ -164,7 +164,7 @@ fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, b
                 watch,
             };
             agent.run(job, original);
-            ExitCode::SUCCESS
+            inherited::close_all_and_exit()
         }
         Err(source) => {
             let error = LaunchError::Setup { what: "start the agent", source };

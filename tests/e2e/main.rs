@@ -27,6 +27,7 @@ mod exits;
 mod explain;
 mod failure_summary;
 mod fork_server;
+mod frozen_disk;
 mod full_disk;
 mod gc;
 mod group_signals;

@@ -40,7 +40,7 @@ pub use place::{
     Scratch, checkout, example, example_source, fixture, frameworks, free_port, library, python,
     python_modules, wheel,
 };
-pub use processes::{Process, is_sleeping, is_stopped, is_zombie_or_gone};
+pub use processes::{Process, has_thread_in_dstate, is_sleeping, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use screen::Size;
 pub use session::{Session, check_sessions, read_sessions, session_launch};

@@ -52,6 +52,15 @@ impl Outcome {
         opened(&scratch.path().join("machine"))
     }
 
+    /// Fails if a process still had the launcher's output open: its reader would wait for more.
+    ///
+    /// # Panics
+    /// See above.
+    #[track_caller]
+    pub fn expect_closed_output(&self) {
+        assert_eq!(self.text.open, 0, "streams are still open\n{self}");
+    }
+
     /// The bytes of standard output.
     #[must_use]
     pub fn stdout_bytes(&self) -> &[u8] {

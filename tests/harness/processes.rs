@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -124,6 +125,13 @@ pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| state == 'T')
 }
 
+/// Whether a thread of a process is in uninterruptible sleep (state `D`).
+#[must_use]
+pub fn has_thread_in_dstate(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| stat_of(&thread.path())).any(|(state, _)| state == 'D')
+}
+
 /// Whether a process waits for something.
 #[must_use]
 pub fn is_sleeping(pid: i32) -> bool {
@@ -137,7 +145,11 @@ fn pids() -> Vec<i32> {
 
 /// The state letter and the parent. The name between the parentheses may hold anything, also parentheses.
 fn stat(pid: i32) -> Option<(char, i32)> {
-    let raw = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    stat_of(&Path::new("/proc").join(pid.to_string()))
+}
+
+fn stat_of(folder: &Path) -> Option<(char, i32)> {
+    let raw = fs::read(folder.join("stat")).ok()?;
     let text = String::from_utf8_lossy(&raw);
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))

@@ -21,7 +21,7 @@ pub(crate) enum Stream {
 pub(crate) struct Text {
     pub(crate) out: Vec<u8>,
     pub(crate) err: Vec<u8>,
-    open: usize,
+    pub(crate) open: usize,
 }
 
 impl Text {

@@ -3,7 +3,7 @@
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
 //! signals and passes them on, reaps the orphans of the job, and ends with the job's status. If the agent dies
 //! without having reported that status, the guard kills every process of the job. Ctrl-Z is in `job_control`, a stopped
-//! agent in `watchdog`.
+//! agent in `watchdog`, one that cannot exit in `agent_exit`.
 #![expect(unsafe_code, reason = "fork")]
 #![expect(
     clippy::disallowed_methods,
@@ -26,6 +26,7 @@ use rankrun_core::posix::Pid;
 
 use rankrun_contract::rank::JobId;
 
+use crate::process::agent_exit::AgentExit;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{KillScope, kill_descendants};
 use crate::process::job_control::JobControl;
@@ -50,7 +51,7 @@ pub(super) const AGENT_NAME: &CStr = c"rr-agent";
 #[derive(Debug)]
 pub enum ForkSide {
     /// The original process, which stays the guard.
-    Guard(Guard),
+    Guard(Box<Guard>),
     /// Its child, with the link to the guard, which watches over it.
     Agent(GuardLink, Watchdog),
 }
@@ -68,9 +69,7 @@ pub struct Guard {
     unanswered_since: Option<Instant>,
     /// The last stop signal, its sender, and its time.
     last_signal: Option<(i32, SignalSender, Instant)>,
-    /// The signal that the agent did not answer, and was killed for.
-    killed_for: Option<i32>,
-    status: Option<ExitStatus>,
+    exit: AgentExit,
     /// Wakes this process, if it is stopped, at the agent's end.
     _lifeline: OwnedFd,
 }
@@ -110,7 +109,7 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
             drop((agent_end, lifeline));
-            Ok(ForkSide::Guard(Guard {
+            Ok(ForkSide::Guard(Box::new(Guard {
                 agent: pid_of_nix(child),
                 link: guard_end,
                 inbox,
@@ -120,10 +119,9 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
                 watch,
                 unanswered_since: None,
                 last_signal: None,
-                killed_for: None,
-                status: None,
+                exit: AgentExit::default(),
                 _lifeline: watched,
-            }))
+            })))
         }
         ForkResult::Child => {
             drop((guard_end, inbox, job_control, watched));
@@ -163,6 +161,9 @@ impl Guard {
                     return Ok(self.end(exit));
                 }
             }
+            if self.exit.is_overdue(Instant::now()) {
+                return Ok(self.leave_agent());
+            }
             if let Some(job_control) = &mut self.job_control
                 && agent_speaks
             {
@@ -170,7 +171,7 @@ impl Guard {
             }
             let job_control = self.job_control.as_ref().filter(|_| agent_speaks);
             let watched_until = self.watch.kill_if_overdue(self.agent, Instant::now());
-            let deadline = job_control.and_then(JobControl::deadline).into_iter().chain(watched_until).min();
+            let deadlines = [job_control.and_then(JobControl::deadline), watched_until, self.exit.deadline];
             let mut inputs = vec![
                 PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.watch.as_fd(), PollFlags::POLLIN),
@@ -181,7 +182,7 @@ impl Guard {
             }
             inputs
                 .extend(job_control.and_then(JobControl::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-            match poll(&mut inputs, timeout_until(deadline)) {
+            match poll(&mut inputs, timeout_until(deadlines.into_iter().flatten().min())) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -193,7 +194,9 @@ impl Guard {
         loop {
             match self.link.receive_from_agent() {
                 LinkMessage::Message(ToGuard::Handled) => self.unanswered_since = None,
-                LinkMessage::Message(ToGuard::Finish(status)) => self.status = Some(status),
+                LinkMessage::Message(ToGuard::Finish(status)) => {
+                    self.exit.on_finished(Instant::now(), status);
+                }
                 LinkMessage::Message(ToGuard::Suspended) => {
                     if let Some(job_control) = &mut self.job_control {
                         job_control.on_acknowledged();
@@ -230,20 +233,26 @@ impl Guard {
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
             Some(since) if since.elapsed() > ANSWER_LIMIT => {
-                self.killed_for = Some(signal);
+                self.exit.on_killed(now, signal);
                 let _ = kill(self.agent, Signal::SIGKILL);
             }
             Some(_) => {}
         }
     }
 
+    /// The end without the agent's exit, which comes when the kernel lets go of its threads.
+    fn leave_agent(self) -> GuardEnd {
+        let _ = kill(self.agent, Signal::SIGKILL);
+        self.end(Exit::Signal { number: libc::SIGKILL, core_dumped: false })
+    }
+
     fn end(mut self, exit: Exit) -> GuardEnd {
         self.read_messages();
-        match self.status {
+        match self.exit.status {
             Some(status) => GuardEnd::AgentFinished(status),
             None => GuardEnd::AgentLost {
                 exit,
-                killed_for: self.killed_for,
+                killed_for: self.exit.killed_for,
                 leftover: kill_descendants(&self.scope),
             },
         }
@@ -279,8 +288,7 @@ mod tests {
             watch: Watchdog::open(Instant::now()).unwrap(),
             unanswered_since: None,
             last_signal: None,
-            killed_for: None,
-            status: None,
+            exit: AgentExit::default(),
             _lifeline: link::lifeline().unwrap().0,
         };
         (guard, agent_end)

@@ -20,26 +20,44 @@ const FIRST_INHERITED_FD: RawFd = 3;
 /// Neither was possible: workers may then see descriptors of the launcher's parent.
 pub fn set_close_on_exec() -> io::Result<()> {
     // SAFETY: only sets a flag on descriptors, opens and closes none.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            libc::c_uint::try_from(FIRST_INHERITED_FD).unwrap_or_default(),
-            libc::c_uint::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        )
-    };
-    if done == 0 {
+    if unsafe { close_range(FIRST_INHERITED_FD, libc::CLOSE_RANGE_CLOEXEC) } {
         return Ok(());
     }
-    let open = fs::read_dir("/proc/self/fd")?;
-    let numbers: Vec<RawFd> =
-        open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers.into_iter().filter(|number| *number >= FIRST_INHERITED_FD) {
+    for number in open_descriptors()?.into_iter().filter(|number| *number >= FIRST_INHERITED_FD) {
         // SAFETY: used for this one call; a number that was closed meanwhile gives EBADF.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
     Ok(())
+}
+
+/// Ends this process, without destructors. All descriptors are closed first: they would stay open as long as a thread waits
+/// in the kernel for a file system, and the reader of the launcher's output would wait with it.
+pub fn close_all_and_exit() -> ! {
+    // SAFETY: this thread uses no descriptor from here on, and the others are about to end.
+    unsafe {
+        if !close_range(0, 0) {
+            for number in open_descriptors().unwrap_or_default() {
+                libc::close(number);
+            }
+        }
+        libc::_exit(0)
+    }
+}
+
+/// close_range(2) up to the last descriptor; false if the kernel has no such call.
+///
+/// # Safety
+/// Without a flag it closes descriptors that have owners.
+unsafe fn close_range(first: RawFd, flags: libc::c_uint) -> bool {
+    let first = libc::c_uint::try_from(first).unwrap_or_default();
+    // SAFETY: as the caller says; no memory is passed.
+    unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) == 0 }
+}
+
+fn open_descriptors() -> io::Result<Vec<RawFd>> {
+    let open = fs::read_dir("/proc/self/fd")?;
+    Ok(open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The limits on open files that the launcher was started with.

@@ -13,6 +13,7 @@
 //! uncleanly the other kills what is left and reaps it. While the agent is stopped, the guard ends the workers, which
 //! other nodes count as dead ([`watchdog`]).
 
+mod agent_exit;
 pub mod attach;
 pub mod attach_listener;
 pub mod child;
