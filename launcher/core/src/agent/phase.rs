@@ -55,6 +55,15 @@ pub(super) enum JobPhase {
     Finished,
 }
 
+/// Whether the workers of a started generation have processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartProgress {
+    /// Its log folders are being made.
+    Pending,
+    /// The workers were started, or will not be.
+    Over,
+}
+
 /// The way from the outcome to the exit of the launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shutdown {

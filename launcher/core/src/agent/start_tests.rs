@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::agent::message::NotJoined;
+use crate::job_event::JobState;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -84,4 +85,24 @@ fn start_timeout_generation_does_not_reset_budget() {
         let _ = job.handle(now, ranks_not_joined(generation, &[0]));
         assert_eq!(started(&job.handle(now, exited(generation, 0, killed_by(15)))), restart, "invariant 6");
     }
+}
+
+/// As where its log folders are on a file system that does not answer.
+#[test]
+fn stop_of_pending_start_names_no_worker_to_wait_for() {
+    let at = clock();
+    let live_of = |progress| {
+        let mut job = new_job(2, 0, CliFlavor::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        job.set_start_progress(progress);
+        let state = job.summary().state;
+        let actions = job.handle(at(1), stop(Signal::SIGTERM, false));
+        let live = actions.into_iter().find_map(|action| match action {
+            Action::Emit(JobEvent::Stopping { live, .. }) => Some(live),
+            _ => None,
+        });
+        (state, live.unwrap())
+    };
+    assert_eq!(live_of(StartProgress::Pending), (JobState::Starting, vec![]));
+    assert_eq!(live_of(StartProgress::Over), (JobState::Running, vec![LocalRank(0), LocalRank(1)]));
 }

@@ -38,7 +38,7 @@ use crate::agent::dstate::DStateWatch;
 use crate::agent::failure::{Failure, FollowingEnd};
 use crate::agent::message::launcher_error::LauncherError;
 use crate::agent::message::{Action, Input};
-use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
+use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StartProgress, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::job_event::{FailureKind, JobEvent, UninterruptibleWorker, WorkerEnd};
@@ -74,6 +74,7 @@ pub struct State {
     policy_answer: Option<PolicyAnswer>,
     /// Watches the running generation for uninterruptible workers, if enabled.
     dstate_watch: Option<DStateWatch>,
+    start_progress: StartProgress,
     /// Start limit of the running generation, if enabled.
     join_by: Option<Instant>,
     finished: FinishedWorkers,
@@ -109,6 +110,7 @@ impl State {
             history: History::new(),
             policy_answer: None,
             dstate_watch: None,
+            start_progress: StartProgress::Over,
             join_by: None,
             finished: FinishedWorkers::default(),
             time_limit_timer: Timer::default(),
@@ -276,6 +278,7 @@ impl State {
 
     /// The workers before `failed` run, and no other worker will be started.
     fn on_start_ended(&mut self, now: Instant, failed: LocalRank) -> Vec<Action> {
+        self.start_progress = StartProgress::Over;
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { mut live } | JobPhase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// No worker was started so far.
+    /// The stores, or the log folders of a generation, are being opened. No worker runs.
     Starting,
     /// This node waits for the others, for a first or a further round.
     Joining,

@@ -15,6 +15,7 @@ use crate::error::LaunchError;
 use crate::reporter::parent_file;
 use rankrun_core::agent::message::Input;
 use rankrun_core::agent::message::launcher_error::LauncherError;
+use rankrun_core::agent::phase::StartProgress;
 use rankrun_core::error_chain::format_chain;
 
 impl Agent<'_> {
@@ -64,6 +65,7 @@ impl Agent<'_> {
         match self.workers.prepare_start(generation, restart_count, joined) {
             Ok(pending) => {
                 self.pending_start = Some(pending);
+                self.state.set_start_progress(StartProgress::Pending);
                 None
             }
             Err(failed) => Some(self.start_failed(generation, failed)),
@@ -78,6 +80,7 @@ impl Agent<'_> {
             CallProgress::Lost => Err(lost_thread("make the log folders")),
         };
         let context = self.pending_start.take()?.context;
+        self.state.set_start_progress(StartProgress::Over);
         if let Err(failed) = self.workers.start(&context, folders, SystemTime::now()) {
             return Some(self.start_failed(context.generation, failed));
         }

@@ -46,7 +46,7 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
         JobEvent::GroupFailed { .. } | JobEvent::RankTable(_) => return None,
         JobEvent::ExternalWorkerStarted { local_rank, pid } => external_worker_started(*local_rank, *pid),
         JobEvent::Stopping { signal, live, .. } if live.is_empty() => {
-            format!("{signal}: nothing of ours runs any more")
+            format!("{signal}: no worker runs")
         }
         JobEvent::Stopping { signal, live, grace, .. } => format!(
             "{signal}: waiting up to {} s for {} worker{} to stop; a second signal kills",
@@ -229,6 +229,9 @@ pub fn limit_event_text(event: &JobEvent) -> Option<String> {
             seconds(*grace),
             workers(live)
         ),
+        JobEvent::TimeIsUp { limit, by_warning: None, live, .. } if live.is_empty() => {
+            format!("the time limit of {} is over; no restart", humantime::format_duration(*limit))
+        }
         JobEvent::TimeIsUp { limit, by_warning: None, live, grace } => format!(
             "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
             humantime::format_duration(*limit),
@@ -244,6 +247,7 @@ pub fn limit_event_text(event: &JobEvent) -> Option<String> {
 pub fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
     Some(match event {
+        JobEvent::RestartRequested { live, .. } if live.is_empty() => "restart by request".to_owned(),
         JobEvent::RestartRequested { live, grace } => format!(
             "restart by request: waiting up to {} s for {} worker{} to stop",
             seconds(*grace),

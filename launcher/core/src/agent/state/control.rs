@@ -7,7 +7,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::State;
 use crate::agent::message::Action;
-use crate::agent::phase::JobPhase;
+use crate::agent::phase::{JobPhase, StartProgress};
 use crate::job_event::{JobEvent, JobState};
 use crate::spec::stop::StopReason;
 
@@ -35,6 +35,9 @@ impl State {
         let state = match self.phase {
             _ if self.is_suspended() => JobState::Suspended,
             JobPhase::Starting => JobState::Starting,
+            JobPhase::Running { .. } if matches!(self.start_progress, StartProgress::Pending) => {
+                JobState::Starting
+            }
             JobPhase::Joining { .. } => JobState::Joining,
             JobPhase::Running { .. } | JobPhase::Undecided { .. } => JobState::Running,
             JobPhase::Observing { .. } | JobPhase::Stopping { .. } => JobState::Stopping,
@@ -99,7 +102,7 @@ impl State {
         let JobPhase::Running { live } = std::mem::replace(&mut self.phase, JobPhase::Finished) else {
             return Vec::new();
         };
-        let local_ranks = self.without_external_worker(&live);
+        let local_ranks = self.running_workers(&live);
         let mut actions = self.stop_workers(now, live, StopReason::RestartRequest, None);
         let grace = self.remaining_grace(now);
         actions.insert(

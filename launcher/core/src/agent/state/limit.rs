@@ -116,7 +116,7 @@ impl State {
         else {
             return Vec::new();
         };
-        let (before, signal, live) = (warning.before, warning.signal, self.without_external_worker(live));
+        let (before, signal, live) = (warning.before, warning.signal, self.running_workers(live));
         let event = Action::Emit(JobEvent::TimeIsShort { remaining: before, signal, live });
         self.time_limit_timer.warning_sent = Some(signal);
         self.forward_signal(signal).into_iter().chain([event]).collect()
@@ -152,7 +152,7 @@ impl State {
         self.time_limit_timer.has_ended_job = true;
         self.limit_output_wait(now, StopReason::TimeLimit);
         let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
-        let ours = self.without_external_worker(&live);
+        let ours = self.running_workers(&live);
         let actions = self.stop_workers(now, live, StopReason::TimeLimit, None);
         let grace = self.remaining_grace(now);
         let event = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });

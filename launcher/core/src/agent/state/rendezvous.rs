@@ -174,7 +174,7 @@ impl State {
         change: MembershipChange,
     ) -> Vec<Action> {
         let kill_by = kill_deadline(now, &change);
-        let ours = self.without_external_worker(&live);
+        let ours = self.running_workers(&live);
         let actions = self.stop_workers(now, live, StopReason::Membership, None);
         self.limit_kill_time(kill_by);
         let grace = self.remaining_grace(now);
@@ -363,7 +363,7 @@ impl State {
             JobPhase::Running { live }
             | JobPhase::Undecided { live, .. }
             | JobPhase::Observing { live, .. } => {
-                let ours = self.without_external_worker(&live);
+                let ours = self.running_workers(&live);
                 let actions = self.stop_workers(now, live, StopReason::EndedElsewhere, None);
                 self.limit_kill_time(kill_by);
                 let grace = self.remaining_grace(now);

@@ -119,12 +119,7 @@ impl State {
 
     fn stopping_event(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
         let (worker_signal, grace) = (self.rules.worker_signal(signal), self.remaining_grace(now));
-        Action::Emit(JobEvent::Stopping {
-            signal,
-            worker_signal,
-            live: self.without_external_worker(live),
-            grace,
-        })
+        Action::Emit(JobEvent::Stopping { signal, worker_signal, live: self.running_workers(live), grace })
     }
 
     /// Passes a signal that stops nothing to the live workers, but not to their process groups: a data loader

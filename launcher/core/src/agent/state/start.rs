@@ -1,18 +1,33 @@
-//! The start limit: by then every worker of a generation has joined the store. Pure.
+//! A start that waits for its log folders, and the start limit: by then every worker of a generation has joined the store.
+//! Pure.
 
+use std::collections::BTreeSet;
 use std::time::{Instant, SystemTime};
 
 use crate::posix::Signal;
 
-use rankrun_contract::rank::Generation;
+use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::{State, insert_action};
 use crate::agent::message::{Action, NotJoined};
-use crate::agent::phase::JobPhase;
+use crate::agent::phase::{JobPhase, StartProgress};
 use crate::job_event::{FailureKind, JobEvent, WorkerEnd};
 use crate::spec::stop::StopReason;
 
 impl State {
+    /// Records how far the start of this generation is.
+    pub const fn set_start_progress(&mut self, progress: StartProgress) {
+        self.start_progress = progress;
+    }
+
+    /// The workers in `live` that have processes of ours.
+    pub(super) fn running_workers(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
+        match self.start_progress {
+            StartProgress::Pending => Vec::new(),
+            StartProgress::Over => self.without_external_worker(live),
+        }
+    }
+
     /// When the start limit of the running generation is checked.
     pub(super) const fn start_timeout_at(&self) -> Option<Instant> {
         if matches!(self.phase, JobPhase::Running { .. }) { self.join_by } else { None }
