@@ -142,7 +142,9 @@ fn joined(agent: &NetworkRendezvous) -> Round {
 fn next_event(agent: &NetworkRendezvous) -> RendezvousEvent {
     loop {
         match agent.receive() {
-            Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
+            Some(
+                RendezvousEvent::Note(_) | RendezvousEvent::StoreUnreached(_) | RendezvousEvent::Waiting(_),
+            ) => {}
             Some(event) => return event,
             None => {
                 let mut fds = [PollFd::new(agent.as_fd(), PollFlags::POLLIN)];

@@ -5,6 +5,7 @@ mod clients;
 mod hanging;
 mod restarts;
 mod stops;
+mod waiting;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -45,6 +45,7 @@ impl Agent<'_> {
             inputs.extend(self.advance_opening());
             self.advance_join();
             inputs.extend(self.advance_start());
+            self.report_long_calls();
         }
         // Also after them: a job that is told to stop must not restart.
         let checked = self.device_check.as_mut().and_then(|check| check.advance(&mut self.workers));
@@ -58,7 +59,11 @@ impl Agent<'_> {
         if self.departure.take_if(|departure| departure.is_over()).is_some() {
             inputs.push_back(Input::PeersLeft);
         }
-        inputs.extend(self.rendezvous.receive_inputs(self.user_log));
+        let (events, has_reported_wait) = self.rendezvous.receive_inputs(self.user_log);
+        inputs.extend(events);
+        if has_reported_wait {
+            self.open_control_socket();
+        }
         if self.state.has_workers() {
             let killed_for = self.rendezvous.take_killed_deadline();
             let killed = killed_for.and_then(|kill_by| self.state.workers_killed_by_guard(kill_by));

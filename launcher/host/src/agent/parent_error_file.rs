@@ -68,8 +68,11 @@ impl Agent<'_> {
     /// [`Input::ParentFileWritten`] once the file is written.
     pub(super) fn advance_parent_file(&mut self) -> Option<Input> {
         let file = self.parent_file.as_mut()?;
-        match file.call.progress(self.user_log) {
-            CallProgress::Running => return None,
+        match file.call.progress() {
+            CallProgress::Running => {
+                file.call.report_long_wait(self.user_log);
+                return None;
+            }
             CallProgress::Returned(Ok(Some(replaced))) if file.shows_replaced_text => {
                 self.user_log.replaced(&file.path.display().to_string(), replaced.trim_end());
             }

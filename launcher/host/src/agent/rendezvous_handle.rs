@@ -101,13 +101,16 @@ impl RendezvousHandle {
         Some(self.training_server.as_ref()?.client_ids())
     }
 
-    /// What has happened, as inputs. Events that are only for people are printed.
-    pub(super) fn receive_inputs(&mut self, user_log: &UserLog) -> Vec<Input> {
-        let mut inputs = Vec::new();
+    /// What has happened, as inputs, and whether the user was told that this node waits. Events that are only for people
+    /// are printed.
+    pub(super) fn receive_inputs(&mut self, user_log: &UserLog) -> (Vec<Input>, bool) {
+        let (mut inputs, mut has_reported_wait) = (Vec::new(), false);
         while let Some(event) = self.network().and_then(NetworkRendezvous::receive) {
+            has_reported_wait |=
+                matches!(event, RendezvousEvent::Waiting(_) | RendezvousEvent::StoreUnreached(_));
             inputs.extend(self.input_of(event, user_log));
         }
-        inputs
+        (inputs, has_reported_wait)
     }
 
     fn input_of(&mut self, event: RendezvousEvent, user_log: &UserLog) -> Option<Input> {
@@ -126,7 +129,7 @@ impl RendezvousHandle {
                 user_log.print_line(&nodes::waiting(&waiting));
                 return None;
             }
-            RendezvousEvent::Note(text) => {
+            RendezvousEvent::Note(text) | RendezvousEvent::StoreUnreached(text) => {
                 if self.is_many {
                     user_log.print_line(&nodes::note(&text));
                 } else {
@@ -282,8 +285,8 @@ impl Agent<'_> {
 
     /// Joins the next round once the store is empty.
     pub(super) fn advance_join(&mut self) {
-        let Some(pending) = &mut self.pending_join else { return };
-        let (workers, progress) = (pending.workers, pending.call.progress(self.user_log));
+        let Some(pending) = &self.pending_join else { return };
+        let (workers, progress) = (pending.workers, pending.call.progress());
         let failed = match progress {
             CallProgress::Running => return,
             CallProgress::Returned(Ok(())) => None,

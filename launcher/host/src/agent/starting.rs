@@ -38,9 +38,22 @@ impl Agent<'_> {
         calls.filter(|_| !self.state.is_suspended()).chain(parent_file)
     }
 
+    /// Tells the user of a call that takes long. The job can be asked and stopped over its socket from then on.
+    pub(super) fn report_long_calls(&mut self) {
+        let user_log = self.user_log;
+        let is_reported = [
+            self.opening.as_mut().is_some_and(|call| call.report_long_wait(user_log)),
+            self.pending_join.as_mut().is_some_and(|join| join.call.report_long_wait(user_log)),
+            self.pending_start.as_mut().is_some_and(|start| start.call.report_long_wait(user_log)),
+        ];
+        if is_reported.contains(&true) {
+            self.open_control_socket();
+        }
+    }
+
     /// [`Input::Ready`] once the stores and the log folder are open.
     pub(super) fn advance_opening(&mut self) -> Option<Input> {
-        let opened = match self.opening.as_mut()?.progress(self.user_log) {
+        let opened = match self.opening.as_ref()?.progress() {
             CallProgress::Running => return None,
             CallProgress::Returned(opened) => opened,
             CallProgress::Lost => Err(lost_thread("open the stores and the log folder")),
@@ -74,7 +87,7 @@ impl Agent<'_> {
 
     /// Starts the workers once their log folders are made.
     pub(super) fn advance_start(&mut self) -> Option<Input> {
-        let folders = match self.pending_start.as_mut()?.call.progress(self.user_log) {
+        let folders = match self.pending_start.as_ref()?.call.progress() {
             CallProgress::Running => return None,
             CallProgress::Returned(folders) => folders.map_err(LaunchError::from),
             CallProgress::Lost => Err(lost_thread("make the log folders")),

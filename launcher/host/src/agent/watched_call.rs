@@ -26,20 +26,23 @@ impl<T: Send + 'static> WatchedCall<T> {
         Self { call, began, report_at: Some(began + SILENT_WAIT) }
     }
 
-    /// When [`Self::progress`] has something to say, if the call does not end before.
+    /// When [`Self::report_long_wait`] has something to say, if the call does not end before.
     pub(super) const fn deadline(&self) -> Option<Instant> {
         self.report_at
     }
 
-    /// The answer, if there is one. Tells the user about a long wait, once.
-    pub(super) fn progress(&mut self, user_log: &UserLog) -> CallProgress<T> {
-        let progress = self.call.progress();
-        if matches!(progress, CallProgress::Running)
-            && self.report_at.take_if(|at| *at <= Instant::now()).is_some()
-        {
+    /// The answer, if there is one.
+    pub(super) fn progress(&self) -> CallProgress<T> {
+        self.call.progress()
+    }
+
+    /// Tells the user about a long wait, once: true if it did so now. The caller has asked for the answer just before.
+    pub(super) fn report_long_wait(&mut self, user_log: &UserLog) -> bool {
+        let is_due = self.report_at.take_if(|at| *at <= Instant::now()).is_some();
+        if is_due {
             user_log.print_line(&format!("waiting for {}; a signal ends the wait", self.call.step()));
         }
-        progress
+        is_due
     }
 
     /// The call is not needed any more. Tells the user what was waited for.

@@ -77,6 +77,13 @@ impl RuntimeFolders {
         Self(distinct)
     }
 
+    /// The paths, for people.
+    #[must_use]
+    pub fn display(&self) -> String {
+        let paths: Vec<String> = self.0.iter().map(|folder| format!("`{}`", folder.path.display())).collect();
+        paths.join(", ")
+    }
+
     /// The folders of all jobs, alive or dead, with their job ids.
     #[must_use]
     pub fn job_folders(&self) -> Vec<JobFolder> {

@@ -154,9 +154,9 @@ pub struct JobStatus {
     pub restarts: u32,
     /// The budget of `--max-restarts`.
     pub max_restarts: u32,
-    /// Nodes in the round.
+    /// Nodes in the round; 0 before the first one.
     pub nodes: u32,
-    /// Workers in the round.
+    /// Workers in the round; 0 before the first one.
     pub world_size: u32,
     /// Time since the launcher was ready to start workers.
     pub uptime_seconds: f64,

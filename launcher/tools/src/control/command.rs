@@ -147,17 +147,18 @@ pub fn run(
     write: &dyn Fn(&str),
 ) -> Result<ExitStatus, CommandError> {
     let places = RuntimeFolders::of_environment(facts.environment());
+    let searched = places.display();
     let mut found = find_jobs(places, command.job.as_deref())?;
     let ControlVerb::Job(verb) = command.verb else {
         let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
         write(&match command.format {
-            OutputFormat::Text => pages::render_list(&listed, style),
+            OutputFormat::Text => pages::render_list(&listed, &searched, style),
             OutputFormat::Json => pages::list_json(&listed),
         });
         return Ok(ExitStatus::SUCCESS);
     };
     let names: Vec<JobNames> = found.iter().map(FoundJob::names).collect();
-    let FoundJob { folder, status } = found.swap_remove(find_job(&names, command.job.as_deref())?);
+    let FoundJob { folder, status } = found.swap_remove(find_job(&names, command.job.as_deref(), &searched)?);
     let job = folder.job.clone();
     act((verb, command.format), (&folder, status), style, write)
         .map_err(|source| CommandError::Job { job, source })

@@ -15,8 +15,11 @@ pub struct JobNames {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     /// No job of this user runs here.
-    #[error("no job of this user runs on this machine")]
-    NoJobs,
+    #[error("no job of this user runs on this machine: searched {searched}")]
+    NoJobs {
+        /// The folders of control sockets.
+        searched: String,
+    },
     /// Several jobs run, and none was named.
     #[error("{} jobs run on this machine: {}", jobs.len(), jobs.join(", "))]
     Several {
@@ -24,10 +27,12 @@ pub enum LookupError {
         jobs: Vec<String>,
     },
     /// No job has this name.
-    #[error("no running job has the id, run id or launcher pid `{query}`")]
+    #[error("no running job has the id, run id or launcher pid `{query}`: searched {searched}")]
     NoMatch {
         /// The words of the user.
         query: String,
+        /// The folders of control sockets.
+        searched: String,
     },
     /// Some jobs do not answer, and no other job has this name.
     #[error(
@@ -56,8 +61,8 @@ impl LookupError {
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
-            Self::NoJobs => {
-                "a job under the name torchrun has no control socket, and neither has one of an older rankrun"
+            Self::NoJobs { .. } => {
+                "a job under the name torchrun has no control socket; XDG_RUNTIME_DIR and TMPDIR name other folders"
             }
             Self::Several { .. } | Self::Ambiguous { .. } => {
                 "name one by its job id, or by the pid of its launcher; `rankrun ls` lists them"
@@ -68,15 +73,16 @@ impl LookupError {
     }
 }
 
-/// The position of the job that `query` names; without a query the only one.
+/// The position of the job that `query` names; without a query the only one. An error names the folders that were
+/// `searched`.
 ///
 /// # Errors
 /// There is no such job, or more than one.
-pub fn find_job(jobs: &[JobNames], query: Option<&str>) -> Result<usize, LookupError> {
+pub fn find_job(jobs: &[JobNames], query: Option<&str>, searched: &str) -> Result<usize, LookupError> {
     let ids = |found: &[usize]| found.iter().map(|at| jobs[*at].job.clone()).collect::<Vec<_>>();
     let Some(query) = query else {
         return match jobs.len() {
-            0 => Err(LookupError::NoJobs),
+            0 => Err(LookupError::NoJobs { searched: searched.to_owned() }),
             1 => Ok(0),
             _ => Err(LookupError::Several { jobs: ids(&(0..jobs.len()).collect::<Vec<_>>()) }),
         };
@@ -101,7 +107,7 @@ pub fn find_job(jobs: &[JobNames], query: Option<&str>) -> Result<usize, LookupE
     let silent = jobs.iter().filter(|job| job.launcher_pid.is_none());
     let (query, silent): (_, Vec<_>) = (query.to_owned(), silent.map(|job| job.job.clone()).collect());
     Err(if silent.is_empty() {
-        LookupError::NoMatch { query }
+        LookupError::NoMatch { query, searched: searched.to_owned() }
     } else {
         LookupError::Silent { query, silent }
     })
@@ -110,6 +116,11 @@ pub fn find_job(jobs: &[JobNames], query: Option<&str>) -> Result<usize, LookupE
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The question of a user whose only place is `/r`.
+    fn find_job(jobs: &[JobNames], query: Option<&str>) -> Result<usize, LookupError> {
+        super::find_job(jobs, query, "`/r`")
+    }
 
     fn jobs() -> Vec<JobNames> {
         let job = |job: &str, run_id: Option<&str>, launcher_pid| JobNames {
@@ -140,11 +151,18 @@ mod tests {
         let of_all_that_answer = |query| find_job(&jobs()[..3], Some(query)).unwrap_err().to_string();
         assert_eq!(refusal(Some("train")), "`train` names 2 jobs: 12ab, 12cd");
         assert_eq!(refusal(Some("1")), "`1` names 2 jobs: 12ab, 12cd");
-        assert_eq!(of_all_that_answer("x"), "no running job has the id, run id or launcher pid `x`");
-        assert_eq!(of_all_that_answer(""), "no running job has the id, run id or launcher pid ``");
+        assert_eq!(
+            of_all_that_answer("x"),
+            "no running job has the id, run id or launcher pid `x`: searched `/r`"
+        );
+        assert_eq!(
+            of_all_that_answer(""),
+            "no running job has the id, run id or launcher pid ``: searched `/r`"
+        );
         assert_eq!(refusal(Some("x")), "`x` names no job that answers; a job without an answer: f00d");
         assert_eq!(refusal(None), "4 jobs run on this machine: 12ab, 12cd, 99ef, f00d");
         assert_eq!(find_job(&jobs()[..1], None), Ok(0));
-        assert_eq!(find_job(&[], None), Err(LookupError::NoJobs));
+        let none = find_job(&[], None).unwrap_err().to_string();
+        assert_eq!(none, "no job of this user runs on this machine: searched `/r`");
     }
 }

@@ -36,11 +36,12 @@ const RANK_COLUMNS: [Column; 7] = [
     Column("LAST OUTPUT", Align::Right),
 ];
 
-/// The table of `rankrun ls`.
-pub(crate) fn render_list(jobs: &[ListedJob<'_>], style: Style) -> String {
+/// The table of `rankrun ls`; the folders that were `searched` if there is no job.
+pub(crate) fn render_list(jobs: &[ListedJob<'_>], searched: &str, style: Style) -> String {
     let mut page = Page::default();
     if jobs.is_empty() {
-        page.line("none", &[("none", "no job of this user runs on this machine", Tone::Plain)]);
+        let none = format!("no job of this user runs on this machine: searched {searched}");
+        page.line("none", &[("none", &none, Tone::Plain)]);
         return page.render(style);
     }
     page.table(&LIST_COLUMNS, jobs.iter().map(list_row).collect());
@@ -66,10 +67,9 @@ fn list_row((job, status): &ListedJob<'_>) -> Row {
 pub(crate) fn render_status(status: &JobStatus, style: Style) -> String {
     let mut page = Page::default();
     page.line("job", &[("job", "job ", Tone::Plain), ("id", &status.job, Tone::Heading)]);
-    let nodes = if status.nodes == 1 { String::new() } else { format!(" on {} nodes", status.nodes) };
     let facts = [
         format!("{} with run id {}, launcher pid {}", status.program, status.run_id, status.launcher_pid),
-        format!("{} worker{}{nodes}", status.world_size, if status.world_size == 1 { "" } else { "s" }),
+        world_text(status),
     ];
     for fact in &facts {
         page.line("fact", &[("fact", fact, Tone::Plain)]);
@@ -85,8 +85,19 @@ pub(crate) fn render_status(status: &JobStatus, style: Style) -> String {
         "state",
         &[("state", status.state.word(), state_tone(status.state)), ("rest", &rest, Tone::Plain)],
     );
-    page.section(&RANK_COLUMNS, status.ranks.iter().map(rank_row).collect());
+    if !status.ranks.is_empty() {
+        page.section(&RANK_COLUMNS, status.ranks.iter().map(rank_row).collect());
+    }
     page.render(style)
+}
+
+fn world_text(status: &JobStatus) -> String {
+    let workers = match status.world_size {
+        0 => return "no worker was started so far".to_owned(),
+        1 => "1 worker".to_owned(),
+        count => format!("{count} workers"),
+    };
+    if status.nodes == 1 { workers } else { format!("{workers} on {} nodes", status.nodes) }
 }
 
 fn rank_row(rank: &WorkerStatus) -> Row {
@@ -190,6 +201,12 @@ mod tests {
                     0  cpu:0   100  sleeping     4.2s  5.0 MiB       4s ago\n   \
                     1  cpu:1     -  not started     -        -            -\n";
         assert_eq!(render_status(&status(), Style::Plain), text);
+        // Before the first round.
+        let waits =
+            JobStatus { state: JobState::Joining, nodes: 0, world_size: 0, ranks: Vec::new(), ..status() };
+        let text = "job 4f1c\ntrain.py with run id my run, launcher pid 99\nno worker was started so far\n\
+                    joining for 1m02s; generation 2, 1 of 3 restarts used\n";
+        assert_eq!(render_status(&waits, Style::Plain), text);
     }
 
     #[test]
@@ -199,8 +216,9 @@ mod tests {
         let text = "JOB   PID  STATE      WORKERS  RESTARTS    AGE  RUN ID  PROGRAM\n\
                     4f1c   99  running          2       1/3  1m02s  my run  train.py\n\
                     9abc       no answer\n";
-        assert_eq!(render_list(&jobs, Style::Plain), text);
-        assert_eq!(render_list(&[], Style::Plain), "no job of this user runs on this machine\n");
+        assert_eq!(render_list(&jobs, "`/r`", Style::Plain), text);
+        let none = "no job of this user runs on this machine: searched `/r`\n";
+        assert_eq!(render_list(&[], "`/r`", Style::Plain), none);
         let json: serde_json::Value = serde_json::from_str(&list_json(&jobs)).unwrap();
         assert_eq!(json[0]["ranks"][0]["state"], "sleeping");
         assert_eq!(json[1]["error"], "the job does not answer within 5 s");

@@ -39,8 +39,8 @@ impl WorkerGroup {
             generation: u64::from(generation.0),
             restarts: summary.restarts.0,
             max_restarts: summary.max_restarts.0,
-            nodes: round.map_or(1, |round| round.nodes.get()),
-            world_size: round.map_or(self.spec.workers.get(), |round| round.world_size.get()),
+            nodes: round.map_or(0, |round| round.nodes.get()),
+            world_size: round.map_or(0, |round| round.world_size.get()),
             uptime_seconds: uptime.as_secs_f64(),
             ranks: self.placements.iter().map(|placement| self.rank_status(placement, is_live)).collect(),
         };

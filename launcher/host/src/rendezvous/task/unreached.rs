@@ -96,7 +96,7 @@ impl RendezvousTask {
             let Some(line) = line else { return next_line };
             format!("waiting for the rendezvous store at `{endpoint}`: {line}")
         };
-        self.events.send(RendezvousEvent::Note(line));
+        self.events.send(RendezvousEvent::StoreUnreached(line));
         now + LOST_LINE
     }
 

@@ -132,7 +132,11 @@ impl Agent {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.rendezvous.receive() {
-                Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
+                Some(
+                    RendezvousEvent::Note(_)
+                    | RendezvousEvent::StoreUnreached(_)
+                    | RendezvousEvent::Waiting(_),
+                ) => {}
                 Some(next_event) => return next_event,
                 None => self.wait(deadline),
             }
@@ -144,7 +148,7 @@ impl Agent {
         loop {
             match self.rendezvous.receive() {
                 Some(RendezvousEvent::Waiting(waiting)) => return waiting,
-                Some(RendezvousEvent::Note(_)) => {}
+                Some(RendezvousEvent::Note(_) | RendezvousEvent::StoreUnreached(_)) => {}
                 Some(next_event) => panic!("{next_event:?}"),
                 None => self.wait(deadline),
             }
@@ -155,7 +159,7 @@ impl Agent {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.rendezvous.receive() {
-                Some(RendezvousEvent::Note(note)) => return note,
+                Some(RendezvousEvent::Note(note) | RendezvousEvent::StoreUnreached(note)) => return note,
                 Some(next_event) => panic!("{next_event:?}"),
                 None => self.wait(deadline),
             }
