@@ -11,7 +11,7 @@ use crate::hanging_calls::{AT_ONCE, lacks_fuse};
 
 /// A launch in a mount namespace where `folder` is on a frozen disk, until its standard input is closed.
 #[track_caller]
-fn with_frozen_folder(launch: Launch, folder: &str) -> Launch {
+pub(crate) fn with_frozen_folder(launch: Launch, folder: &str) -> Launch {
     let launch = launch.stdin_open().under(["unshare", "--mount", "--propagation", "private"]);
     launch.under([fixture("silent").into_os_string(), "disk".into(), folder.into()])
 }

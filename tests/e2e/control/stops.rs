@@ -1,9 +1,11 @@
 //! `rankrun stop`, and signals beside it.
 
-use harness::Job;
+use harness::{Job, Process, Scratch, can_use_namespaces};
 use nix::sys::signal::Signal;
 
 use super::Runtime;
+use crate::frozen_disk::with_frozen_folder;
+use crate::hanging_calls::lacks_fuse;
 
 #[test]
 fn stop_ends_job_as_sigterm_does_without_restart() {
@@ -15,6 +17,40 @@ fn stop_ends_job_as_sigterm_does_without_restart() {
     assert!(runtime.folders().is_empty(), "{outcome}");
     outcome.expect_exit_code(143).expect_stderr("asks for a stop").expect_stderr("SIGTERM: waiting up to");
     assert_eq!(outcome.stdout(), "ready\nready\n", "{outcome}");
+}
+
+/// The agent closes its socket before its end, which a frozen disk puts off.
+#[test]
+fn stop_that_waits_returns_after_the_end_of_the_launcher() {
+    let Some(runtime) = Runtime::new().filter(|_| !lacks_fuse()) else { return };
+    let scratch = Scratch::new();
+    let folder = scratch.folder("logs", 0o700);
+    let launch = runtime.launch(1).args(["--log-dir", &folder]).shell("echo ready");
+    let job = with_frozen_folder(launch, &folder).start();
+    job.wait_until("the job has a socket", || runtime.socket().is_some());
+    let launcher = Process::open(job.pid()).expect("the launcher waits");
+    runtime.ask(&["stop", &runtime.job_id(), "--wait"]).expect_exit_code(0).expect_stdout("has ended");
+    assert!(!launcher.is_alive(), "{job}");
+    job.wait().expect_exit_code(143);
+}
+
+/// The pid that the job tells is another process here.
+#[test]
+fn stop_that_waits_returns_for_job_of_other_pid_namespace() {
+    let Some(runtime) = Runtime::new().filter(|_| can_use_namespaces()) else { return };
+    for launcher_pid in [1, 2] {
+        let launch = runtime.launch(1).under(["unshare", "--pid", "--fork"]);
+        let launch = match launcher_pid {
+            1 => launch,
+            _ => launch.under(["sh", "-c", "\"$@\"; exit $?", "sh"]),
+        };
+        let job = runtime.start_until_ready(launch.shell("echo ready; exec sleep 1000"), 1);
+        let id = runtime.job_id();
+        assert_eq!(runtime.status(&["status", &id, "--json"])["launcher_pid"], launcher_pid);
+        runtime.ask(&["stop", &id, "--wait"]).expect_exit_code(0).expect_stdout("has ended");
+        job.wait().expect_exit_code(143);
+        runtime.expect_empty();
+    }
 }
 
 /// Guard and agent are killed together, so no process of the job removes its folder.

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rankrun_core::posix::Errno;
@@ -58,6 +59,17 @@ pub fn descends_from(ancestor: u32) -> bool {
 
 pub(super) fn parse_pid(text: &str) -> Option<Pid> {
     text.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
+}
+
+/// A handle of the process `parent` that is readable at its end; `None` if it is not the parent of `child`, as where the
+/// pids are those of another namespace.
+#[must_use]
+pub fn open_parent(parent: Pid, child: Pid) -> Option<OwnedFd> {
+    use rustix::process::{PidfdFlags, pidfd_open};
+    let handle = pidfd_open(rustix::process::Pid::from_raw(parent.as_raw())?, PidfdFlags::empty()).ok()?;
+    // Afterwards: the pid was not another process's meanwhile.
+    let is_parent = ProcessStat::of(child).ok()??.parent() == Some(parent);
+    is_parent.then_some(handle)
 }
 
 /// The text of `/proc/PID/stat`, of one process.

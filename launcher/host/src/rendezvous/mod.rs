@@ -88,6 +88,8 @@ pub enum RendezvousEvent {
     AllSucceeded,
     /// The rendezvous still waits for nodes.
     Waiting(WaitStatus),
+    /// The store has not answered for a while: one line for the user.
+    StoreUnreached(String),
     /// One line for the user, such as the chosen address or the host of the store.
     Note(String),
     /// There are no more rounds for this node.

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::lookup::{JobNames, LookupError, find_job};
@@ -16,6 +17,7 @@ use rankrun_core::facts::Facts;
 use rankrun_core::spec::OutputFormat;
 use rankrun_host::blocking::{BlockingCall, CallProgress};
 use rankrun_host::control::folder::{JobFolder, RuntimeFolders};
+use rankrun_host::control::protocol::Accepted;
 use rankrun_host::control::protocol::{ClientRequest, JobStatus, Reply};
 
 /// A file system that takes longer for a runtime folder hangs.
@@ -205,13 +207,7 @@ fn act(
             Ok(ExitStatus::SUCCESS)
         }
         JobVerb::StopAndWait => {
-            let mut connection = ControlConnection::open(folder)?;
-            match request(&mut connection, ClientRequest::Stop) {
-                Ok(()) => wait_for_end(connection, folder)?,
-                // Killed before its answer.
-                Err(ControlError::Ended) if remove_if_dead(folder) => {}
-                Err(error) => return Err(error),
-            }
+            stop_and_wait(folder, status.ok().map(|status| status.launcher_pid))?;
             write(&format!("job {} has ended\n", folder.job));
             Ok(ExitStatus::SUCCESS)
         }
@@ -223,9 +219,29 @@ fn act(
     }
 }
 
-fn request(connection: &mut ControlConnection, request: ClientRequest) -> Result<(), ControlError> {
+/// Returns after the end of the launcher: its agent closes the socket a moment before.
+fn stop_and_wait(folder: &JobFolder, launcher_pid: Option<i32>) -> Result<(), ControlError> {
+    let mut connection = ControlConnection::open(folder)?;
+    let mut launcher = launcher_pid.and_then(|pid| connection.launcher(pid));
+    match request(&mut connection, ClientRequest::Stop) {
+        Ok(accepted) => {
+            launcher = launcher.or_else(|| connection.launcher(accepted.launcher_pid));
+            wait_for_end(connection, folder)?;
+        }
+        // Killed before its answer.
+        Err(ControlError::Ended) if remove_if_dead(folder) => {}
+        Err(error) => return Err(error),
+    }
+    if let Some(launcher) = launcher {
+        let mut ended = [PollFd::new(launcher.as_fd(), PollFlags::POLLIN)];
+        while poll(&mut ended, PollTimeout::NONE) == Err(Errno::EINTR) {}
+    }
+    Ok(())
+}
+
+fn request(connection: &mut ControlConnection, request: ClientRequest) -> Result<Accepted, ControlError> {
     match connection.ask(request)? {
-        Reply::Accepted(_) => Ok(()),
+        Reply::Accepted(accepted) => Ok(accepted),
         other => Err(ControlError::Answer(format!("{other:?}"))),
     }
 }

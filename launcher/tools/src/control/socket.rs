@@ -1,10 +1,15 @@
 //! The client's end of a control socket: blocking, with limits.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rankrun_core::posix::Pid;
 use rankrun_host::control::folder::{ANSWER_TIMEOUT, JobFolder};
 use rankrun_host::control::protocol::{ClientRequest, Reply, ReplyLine};
+use rankrun_host::process::proc::open_parent;
 
 /// A status of a thousand ranks has 200 KiB.
 const MAX_REPLY_BYTES: u64 = 4 << 20;
@@ -52,6 +57,13 @@ impl ControlConnection {
     /// The job has ended, or its queue is full.
     pub(super) fn open(folder: &JobFolder) -> Result<Self, ControlError> {
         Ok(Self { reader: BufReader::new(folder.connect()?) })
+    }
+
+    /// A handle of the job's launcher, readable at its end. `None` if the launcher runs in another pid namespace, or if its
+    /// end would be ours too (PID 1 of a container).
+    pub(super) fn launcher(&self, launcher_pid: i32) -> Option<OwnedFd> {
+        let agent = getsockopt(self.reader.get_ref(), PeerCredentials).ok()?.pid();
+        (launcher_pid > 1).then(|| open_parent(Pid::from_raw(launcher_pid), Pid::from_raw(agent))).flatten()
     }
 
     /// From now on an answer may take any time.
