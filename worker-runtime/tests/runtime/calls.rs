@@ -42,9 +42,17 @@ fn every_call_between_threads_matches_oracle() {
 }
 
 #[test]
-fn every_call_across_hosts_matches_oracle() {
+fn every_call_across_hosts_of_two_ranks_matches_oracle() {
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank / 2));
+}
+
+#[test]
+fn every_call_across_hosts_with_scattered_ranks_matches_oracle() {
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| [1, 0, 1, 2, 1, 2, 0, 1][rank as usize]));
+}
+
+#[test]
+fn every_call_across_hosts_of_one_rank_matches_oracle() {
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank));
 }
 

@@ -1,6 +1,7 @@
 //! Ranks on several hosts: their backend, and their errors after a loss, a silent rank or a different call.
 
 use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rankrun_worker::process_group::{Backend, GroupError};
@@ -128,20 +129,28 @@ fn dead_rank_is_named_in_every_operation() {
 #[test]
 fn silent_rank_is_named_at_timeout() {
     // Of a broadcast others than those of its host do not miss it.
-    for (name, operation) in OPERATIONS.into_iter().filter(|(name, _)| *name != "broadcast") {
-        let all_done = Barrier::new(4);
-        let ended = run_at(&TWO_BY_TWO, PATIENCE, |mut group| {
-            let started = now();
-            let result = if group.rank() == Rank(2) { Ok(()) } else { operation(&mut group) };
-            all_done.wait();
-            assert!(now() - started < PATIENCE + LATE);
-            result.map_err(|error| error.lost_rank())
-        });
-        for (rank, result) in ended.into_iter().enumerate() {
-            let result = result.expect("no rank panics");
-            let expected = if rank == 2 { Ok(()) } else { Err(Some(Rank(2))) };
-            assert_eq!(result, expected, "`{name}` on rank {rank}");
+    let operations = || OPERATIONS.into_iter().filter(|(name, _)| *name != "broadcast");
+    // Their groups wait for the time-out at the same time.
+    thread::scope(|scope| {
+        for (name, operation) in operations() {
+            scope.spawn(move || assert_silent_rank_is_named(name, operation));
         }
+    });
+}
+
+fn assert_silent_rank_is_named(name: &str, operation: Operation) {
+    let all_done = Barrier::new(4);
+    let ended = run_at(&TWO_BY_TWO, PATIENCE, |mut group| {
+        let started = now();
+        let result = if group.rank() == Rank(2) { Ok(()) } else { operation(&mut group) };
+        all_done.wait();
+        assert!(now() - started < PATIENCE + LATE);
+        result.map_err(|error| error.lost_rank())
+    });
+    for (rank, result) in ended.into_iter().enumerate() {
+        let result = result.expect("no rank panics");
+        let expected = if rank == 2 { Ok(()) } else { Err(Some(Rank(2))) };
+        assert_eq!(result, expected, "`{name}` on rank {rank}");
     }
 }
 
@@ -250,30 +259,44 @@ impl Alone {
 
 #[test]
 fn message_during_collective_names_both_calls() {
-    for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"]] {
-        let ranks = 0..hosts.len() as u32;
-        let pairs = ranks.clone().flat_map(|one| ranks.clone().map(move |other| (one, other)));
-        for (one, other) in pairs.filter(|(one, other)| one != other) {
+    // Their groups mostly wait for one another: several at the same time take little more than one.
+    thread::scope(|scope| {
+        for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"]] {
             for alone in [Alone::Receives, Alone::SendsLittle, Alone::SendsMuch] {
-                for (name, call) in OF_ALL {
-                    let ended = run_at(hosts, AMPLE, |mut group| {
-                        let is_alone = group.rank() == Rank(one);
-                        let result = if is_alone { alone.call(&mut group, Rank(other)) } else { Ok(()) };
-                        // A rank that has done its part of the call, or sent little, sees it in the next one.
-                        let both = |_| call(&mut group).and_then(|()| group.barrier()).err();
-                        result.err().or_else(|| (0..3).find_map(both)).expect("it is noticed").to_string()
-                    });
-                    for error in &ended {
-                        let error = error.as_ref().expect("no rank panics");
-                        let place = format!("rank {one}, {alone:?}, {name}, {hosts:?}: {error}");
-                        let is_next = error.contains("call 2, `barrier`");
-                        assert!(error.contains(&alone.name(other)), "{place}");
-                        assert!(error.contains(name) || is_next, "{place}");
-                        assert_eq!(error.matches("makes call").count(), 2, "{place}");
+                scope.spawn(move || {
+                    let ranks = 0..hosts.len() as u32;
+                    let pairs = ranks.clone().flat_map(|one| ranks.clone().map(move |other| (one, other)));
+                    for (one, other) in pairs.filter(|(one, other)| one != other) {
+                        for call in OF_ALL {
+                            assert_both_calls_are_named(hosts, (one, alone, other), call);
+                        }
                     }
-                }
+                });
             }
         }
+    });
+}
+
+/// Rank `one` makes a call with rank `other`, and all others make this one.
+fn assert_both_calls_are_named(
+    hosts: &[&str],
+    (one, alone, other): (u32, Alone, u32),
+    (name, call): (&str, Operation),
+) {
+    let ended = run_at(hosts, AMPLE, |mut group| {
+        let is_alone = group.rank() == Rank(one);
+        let result = if is_alone { alone.call(&mut group, Rank(other)) } else { Ok(()) };
+        // A rank that has done its part of the call, or sent little, sees it in the next one.
+        let both = |_| call(&mut group).and_then(|()| group.barrier()).err();
+        result.err().or_else(|| (0..3).find_map(both)).expect("it is noticed").to_string()
+    });
+    for error in &ended {
+        let error = error.as_ref().expect("no rank panics");
+        let place = format!("rank {one}, {alone:?}, {name}, {hosts:?}: {error}");
+        let is_next = error.contains("call 2, `barrier`");
+        assert!(error.contains(&alone.name(other)), "{place}");
+        assert!(error.contains(name) || is_next, "{place}");
+        assert_eq!(error.matches("makes call").count(), 2, "{place}");
     }
 }
 
