@@ -245,6 +245,10 @@ pub(super) fn command(cli_flavor: CliFlavor) -> &'static Command {
 fn with_flags(command: Command) -> Command {
     let command = command.disable_help_flag(true).disable_version_flag(true).args_override_self(true);
     command.hide_possible_values(true).mut_args(|arg| match arg.kind() {
+        // clap's own flags have a default, which would take the place of an earlier source.
+        Kind::Flag if matches!(arg.get_action(), ArgAction::SetTrue) => {
+            arg.action(ArgAction::Set).num_args(0).default_missing_value("true").required(false)
+        }
         Kind::Flag if arg.get_action().takes_values() => arg.num_args(0).default_missing_value(""),
         Kind::Choice(choices) => arg.required(false).value_name(choices.join("|")),
         _ => arg.required(false),
@@ -309,6 +313,7 @@ impl LaunchOption for Arg {
         let choices: Vec<String> = choices.map(|choice| choice.get_name().to_owned()).collect();
         match () {
             () if !self.get_action().takes_values() || is(types_of::<Flag>()) => Kind::Flag,
+            () if self.get_value_parser().type_id() == TypeId::of::<bool>() => Kind::Flag,
             () if is(types_of::<i128>()) => Kind::Int,
             () if is(types_of::<f64>()) => Kind::Float,
             () if is(types_of::<StdinPolicy>()) => Kind::RankOrWord,
@@ -344,6 +349,8 @@ const fn types_of<T: FromText>() -> [TypeId; 2] {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches;
+
     use super::*;
 
     #[test]
@@ -377,6 +384,23 @@ mod tests {
             ("print-completion", choice(TORCHRUN_SHELLS)),
         ] {
             assert_eq!(find_option(long).unwrap().kind(), kind, "{long}");
+        }
+    }
+
+    #[test]
+    fn flag_field_keeps_value_of_first_source() {
+        #[derive(Default, Args)]
+        struct Sample {
+            #[arg(long)]
+            loud: bool,
+        }
+        let command = with_flags(Sample::augment_args(Command::new("sample").no_binary_name(true)));
+        assert_eq!(command.get_arguments().map(LaunchOption::kind).collect::<Vec<_>>(), [Kind::Flag]);
+        let mut sample = Sample::default();
+        for (words, is_loud) in [(&[][..], false), (&["--loud"], true), (&[], true)] {
+            let matches = command.clone().try_get_matches_from(words).unwrap();
+            sample.update_from_arg_matches(&matches).unwrap();
+            assert_eq!(sample.loud, is_loud, "{words:?}");
         }
     }
 

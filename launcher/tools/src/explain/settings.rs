@@ -317,6 +317,7 @@ impl SettingOrigins<'_> {
             let value = match value {
                 Value::Null => None,
                 Value::String(text) => Some(text),
+                Value::Bool(is_set) => Some(yes_or_no(is_set)),
                 other => Some(other.to_string()),
             };
             let source = self.origin_of(&[&name], &[]);
