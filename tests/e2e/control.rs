@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "a client of another user is started")]
 
 mod clients;
+mod full;
 mod hanging;
 mod restarts;
 mod stops;

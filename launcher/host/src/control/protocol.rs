@@ -6,6 +6,8 @@ use rankrun_core::job_event::JobState;
 
 /// The version that a request names. A job answers only its own version.
 pub const VERSION: u32 = 1;
+/// The refusal of a job that serves as many clients as it can.
+pub const TOO_MANY_CLIENTS: &str = "too many clients are connected; try again";
 /// A longer request is refused.
 pub const MAX_REQUEST_BYTES: usize = 4096;
 

@@ -21,7 +21,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
-use super::protocol::{Accepted, ClientRequest, MAX_REQUEST_BYTES, Reply, RequestError, parse_request};
+use super::protocol::{
+    Accepted, ClientRequest, MAX_REQUEST_BYTES, Reply, RequestError, TOO_MANY_CLIENTS, parse_request,
+};
 use super::snapshot::JobSnapshot;
 use crate::process::reserve::open_keeping_reserve;
 
@@ -116,7 +118,7 @@ async fn accept_clients(listener: UnixListener, job: JobLink, clients: Arc<Semap
             continue;
         }
         let Ok(slot) = Arc::clone(&clients).try_acquire_owned() else {
-            refuse(&stream, "too many clients are connected; try again");
+            refuse(&stream, TOO_MANY_CLIENTS);
             continue;
         };
         let client =

@@ -68,8 +68,13 @@ pub fn open_parent(parent: Pid, child: Pid) -> Option<OwnedFd> {
     use rustix::process::{PidfdFlags, pidfd_open};
     let handle = pidfd_open(rustix::process::Pid::from_raw(parent.as_raw())?, PidfdFlags::empty()).ok()?;
     // Afterwards: the pid was not another process's meanwhile.
-    let is_parent = ProcessStat::of(child).ok()??.parent() == Some(parent);
-    is_parent.then_some(handle)
+    (parent_of(child) == Some(parent)).then_some(handle)
+}
+
+/// The parent of a process, if `/proc` shows it.
+#[must_use]
+pub fn parent_of(child: Pid) -> Option<Pid> {
+    ProcessStat::of(child).ok()??.parent()
 }
 
 /// The text of `/proc/PID/stat`, of one process.

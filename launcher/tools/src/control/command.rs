@@ -98,6 +98,9 @@ impl CommandError {
             }
             Self::Thread(_) => "the limit on processes may be reached: `ulimit -u`",
             Self::Job { source: ControlError::Ended, .. } => "`rankrun ls` lists the running jobs",
+            Self::Job { source: ControlError::Full, .. } => {
+                "try again: a client that asks nothing is closed after 5 s; `kill` the launcher's pid to stop the job"
+            }
             Self::Job { source: ControlError::Refused(_), .. } => {
                 "`rankrun status` shows what the job does now"
             }
@@ -120,6 +123,8 @@ impl CommandError {
 /// A job that was found, and its answer to a first request for its status.
 struct FoundJob {
     folder: JobFolder,
+    /// The process that listens is its child.
+    launcher_pid: Option<i32>,
     status: Result<Box<JobStatus>, ControlError>,
 }
 
@@ -129,12 +134,11 @@ impl FoundJob {
     }
 
     fn names(&self) -> JobNames {
-        let status = self.status.as_ref().ok();
-        JobNames {
-            job: self.folder.job.clone(),
-            run_id: status.map(|status| status.run_id.clone()),
-            launcher_pid: status.map(|status| status.launcher_pid),
-        }
+        let (run_id, launcher_pid) = match &self.status {
+            Ok(status) => (Ok(status.run_id.clone()), Some(status.launcher_pid)),
+            Err(error) => (Err(error.to_string()), self.launcher_pid),
+        };
+        JobNames { job: self.folder.job.clone(), run_id, launcher_pid }
     }
 }
 
@@ -160,7 +164,8 @@ pub fn run(
         return Ok(ExitStatus::SUCCESS);
     };
     let names: Vec<JobNames> = found.iter().map(FoundJob::names).collect();
-    let FoundJob { folder, status } = found.swap_remove(find_job(&names, command.job.as_deref(), &searched)?);
+    let FoundJob { folder, status, .. } =
+        found.swap_remove(find_job(&names, command.job.as_deref(), &searched)?);
     let job = folder.job.clone();
     act((verb, command.format), (&folder, status), style, write)
         .map_err(|source| CommandError::Job { job, source })
@@ -300,17 +305,17 @@ fn ask_jobs(folders: Vec<JobFolder>) -> Vec<FoundJob> {
 
 /// `None` if the job is dead.
 fn ask_status(folder: JobFolder) -> Option<FoundJob> {
-    let status = ControlConnection::open(&folder).and_then(|mut connection| {
-        match connection.ask(ClientRequest::Status)? {
-            Reply::Status(status) => Ok(status),
-            other => Err(ControlError::Answer(format!("{other:?}"))),
-        }
+    let opened = ControlConnection::open(&folder);
+    let launcher_pid = opened.as_ref().ok().and_then(ControlConnection::launcher_pid);
+    let status = opened.and_then(|mut connection| match connection.ask(ClientRequest::Status)? {
+        Reply::Status(status) => Ok(status),
+        other => Err(ControlError::Answer(format!("{other:?}"))),
     });
     if matches!(status, Err(ControlError::Ended)) {
         remove_if_dead(&folder);
         return None;
     }
-    Some(FoundJob { folder, status })
+    Some(FoundJob { folder, launcher_pid, status })
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@
 pub struct JobNames {
     /// The job id.
     pub job: String,
-    /// The run id; `None` if the job has not answered.
-    pub run_id: Option<String>,
-    /// The launcher's pid; `None` if the job has not answered.
+    /// The run id, or why the job has not told it.
+    pub run_id: Result<String, String>,
+    /// The launcher's pid, if it is known.
     pub launcher_pid: Option<i32>,
 }
 
@@ -43,7 +43,7 @@ pub enum LookupError {
     Silent {
         /// The words of the user.
         query: String,
-        /// The ids of the jobs that do not answer.
+        /// The ids of the jobs that do not answer, each with the reason.
         silent: Vec<String>,
     },
     /// Several jobs have this name.
@@ -67,7 +67,9 @@ impl LookupError {
             Self::Several { .. } | Self::Ambiguous { .. } => {
                 "name one by its job id, or by the pid of its launcher; `rankrun ls` lists them"
             }
-            Self::Silent { .. } => "name such a job by its job id: its run id and its pid are unknown",
+            Self::Silent { .. } => {
+                "name such a job by its job id or its launcher's pid: its run id is unknown"
+            }
             Self::NoMatch { .. } => "`rankrun ls` lists the running jobs",
         }
     }
@@ -90,7 +92,7 @@ pub fn find_job(jobs: &[JobNames], query: Option<&str>, searched: &str) -> Resul
     let pid = query.parse::<i32>().ok();
     let kinds: [&dyn Fn(&JobNames) -> bool; 4] = [
         &|job| job.job == query,
-        &|job| job.run_id.as_deref() == Some(query),
+        &|job| job.run_id.as_deref() == Ok(query),
         &|job| pid.is_some() && job.launcher_pid == pid,
         &|job| !query.is_empty() && job.job.starts_with(query),
     ];
@@ -104,8 +106,8 @@ pub fn find_job(jobs: &[JobNames], query: Option<&str>, searched: &str) -> Resul
             }
         }
     }
-    let silent = jobs.iter().filter(|job| job.launcher_pid.is_none());
-    let (query, silent): (_, Vec<_>) = (query.to_owned(), silent.map(|job| job.job.clone()).collect());
+    let why_silent = |job: &JobNames| Some(format!("{} ({})", job.job, job.run_id.as_ref().err()?));
+    let (query, silent): (_, Vec<_>) = (query.to_owned(), jobs.iter().filter_map(why_silent).collect());
     Err(if silent.is_empty() {
         LookupError::NoMatch { query, searched: searched.to_owned() }
     } else {
@@ -125,20 +127,21 @@ mod tests {
     fn jobs() -> Vec<JobNames> {
         let job = |job: &str, run_id: Option<&str>, launcher_pid| JobNames {
             job: job.to_owned(),
-            run_id: run_id.map(str::to_owned),
+            run_id: run_id.map(str::to_owned).ok_or_else(|| "it hangs".to_owned()),
             launcher_pid,
         };
         vec![
             job("12ab", Some("train"), Some(77)),
             job("12cd", Some("train"), Some(12)),
             job("99ef", Some("eval"), Some(99)),
-            job("f00d", None, None),
+            job("f00d", None, Some(31)),
         ]
     }
 
     #[test]
     fn job_is_found_by_id_run_id_pid_and_prefix() {
-        for (query, at) in [("12ab", 0), ("eval", 2), ("77", 0), ("12c", 1), ("99e", 2), ("f", 3)] {
+        for (query, at) in [("12ab", 0), ("eval", 2), ("77", 0), ("12c", 1), ("99e", 2), ("f", 3), ("31", 3)]
+        {
             assert_eq!(find_job(&jobs(), Some(query)), Ok(at), "{query}");
         }
         // The launcher's pid comes before a prefix of another job's id.
@@ -159,7 +162,10 @@ mod tests {
             of_all_that_answer(""),
             "no running job has the id, run id or launcher pid ``: searched `/r`"
         );
-        assert_eq!(refusal(Some("x")), "`x` names no job that answers; a job without an answer: f00d");
+        assert_eq!(
+            refusal(Some("x")),
+            "`x` names no job that answers; a job without an answer: f00d (it hangs)"
+        );
         assert_eq!(refusal(None), "4 jobs run on this machine: 12ab, 12cd, 99ef, f00d");
         assert_eq!(find_job(&jobs()[..1], None), Ok(0));
         let none = find_job(&[], None).unwrap_err().to_string();

@@ -59,7 +59,10 @@ fn list_row((job, status): &ListedJob<'_>) -> Row {
             .cell(age(status.uptime_seconds))
             .cell(status.run_id.as_str())
             .cell(status.program.as_str()),
-        Err(_) => row.cell("").toned("no answer", Tone::Bad).cell("").cell("").cell("").cell("").cell(""),
+        Err(error) => {
+            let word = if matches!(error, ControlError::Full) { "too many clients" } else { "no answer" };
+            row.cell("").toned(word, Tone::Bad).cell("").cell("").cell("").cell("").cell("")
+        }
     }
 }
 
@@ -212,10 +215,12 @@ mod tests {
     #[test]
     fn list_shows_answers_and_silent_jobs() {
         let status = status();
-        let jobs = [("4f1c", Ok(&status)), ("9abc", Err(&ControlError::Silent))];
-        let text = "JOB   PID  STATE      WORKERS  RESTARTS    AGE  RUN ID  PROGRAM\n\
-                    4f1c   99  running          2       1/3  1m02s  my run  train.py\n\
-                    9abc       no answer\n";
+        let jobs =
+            [("4f1c", Ok(&status)), ("9abc", Err(&ControlError::Silent)), ("9def", Err(&ControlError::Full))];
+        let text = "JOB   PID  STATE             WORKERS  RESTARTS    AGE  RUN ID  PROGRAM\n\
+                    4f1c   99  running                 2       1/3  1m02s  my run  train.py\n\
+                    9abc       no answer\n\
+                    9def       too many clients\n";
         assert_eq!(render_list(&jobs, "`/r`", Style::Plain), text);
         let none = "no job of this user runs on this machine: searched `/r`\n";
         assert_eq!(render_list(&[], "`/r`", Style::Plain), none);

@@ -8,8 +8,8 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rankrun_core::posix::Pid;
 use rankrun_host::control::folder::{ANSWER_TIMEOUT, JobFolder};
-use rankrun_host::control::protocol::{ClientRequest, Reply, ReplyLine};
-use rankrun_host::process::proc::open_parent;
+use rankrun_host::control::protocol::{ClientRequest, Reply, ReplyLine, TOO_MANY_CLIENTS};
+use rankrun_host::process::proc::{open_parent, parent_of};
 
 /// A status of a thousand ranks has 200 KiB.
 const MAX_REPLY_BYTES: u64 = 4 << 20;
@@ -23,6 +23,9 @@ pub enum ControlError {
     /// The job does not answer.
     #[error("the job does not answer within {} s", ANSWER_TIMEOUT.as_secs())]
     Silent,
+    /// The job serves as many clients as it can.
+    #[error("the job has too many clients")]
+    Full,
     /// The connection failed.
     #[error("cannot talk to the job: {0}")]
     Io(io::Error),
@@ -62,8 +65,19 @@ impl ControlConnection {
     /// A handle of the job's launcher, readable at its end. `None` if the launcher runs in another pid namespace, or if its
     /// end would be ours too (PID 1 of a container).
     pub(super) fn launcher(&self, launcher_pid: i32) -> Option<OwnedFd> {
-        let agent = getsockopt(self.reader.get_ref(), PeerCredentials).ok()?.pid();
-        (launcher_pid > 1).then(|| open_parent(Pid::from_raw(launcher_pid), Pid::from_raw(agent))).flatten()
+        let agent = self.agent_pid()?;
+        (launcher_pid > 1).then(|| open_parent(Pid::from_raw(launcher_pid), agent)).flatten()
+    }
+
+    /// The pid of the job's launcher as the kernel knows it, for a job that does not answer.
+    pub(super) fn launcher_pid(&self) -> Option<i32> {
+        self.agent_pid().and_then(parent_of).map(Pid::as_raw)
+    }
+
+    fn agent_pid(&self) -> Option<Pid> {
+        let credentials = getsockopt(self.reader.get_ref(), PeerCredentials).ok()?;
+        // 0 in a pid namespace that does not see the agent.
+        Some(credentials.pid()).filter(|pid| *pid > 0).map(Pid::from_raw)
     }
 
     /// From now on an answer may take any time.
@@ -103,6 +117,7 @@ impl ControlConnection {
         let read: ReplyLine =
             serde_json::from_slice(&line).map_err(|error| ControlError::Answer(error.to_string()))?;
         match read.reply {
+            Reply::Error(refusal) if refusal == TOO_MANY_CLIENTS => Err(ControlError::Full),
             Reply::Error(refusal) => Err(ControlError::Refused(refusal)),
             reply => Ok(Some(reply)),
         }
