@@ -206,6 +206,9 @@ fn masked(answer: &str, masks: &[(&str, &str)]) -> String {
     for (from, to) in masks {
         text = text.replace(from, to);
     }
+    let uid = rustix::process::geteuid().as_raw();
+    let text = text.replace(&format!("/run/user/{uid}/"), "/run/user/UID/");
+    let text = text.replace(&format!("/rankrun-{uid}`"), "/rankrun-UID`");
     let text = replaced_words(&text, host_name(), "HOST");
     let mut in_table = false;
     let mut masked = String::new();
