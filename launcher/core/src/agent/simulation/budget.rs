@@ -158,7 +158,8 @@ impl Turn<'_> {
     /// When everything was known that the restart depends on; `now` while a part is open.
     fn decided_at(&self) -> Instant {
         let current = &self.oracle.current;
-        let known = current.swept_at.filter(|_| self.oracle.open_question.is_none());
+        let is_open = self.oracle.open_question.is_some() || current.leftover_since.is_some();
+        let known = current.swept_at.filter(|_| !is_open);
         known.map_or(self.now, |swept| current.last_answer.map_or(swept, |(_, answered)| answered.max(swept)))
     }
 
@@ -234,7 +235,8 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
         let is_done = matches!(action, Action::Start { .. } | Action::Join { .. } | Action::Finish(_));
         is_done || asks(action) || *action == Action::FindLostNode
     };
-    if oracle.finished || oracle.peers.is_joining || turn.actions.iter().any(moves) {
+    let is_over = oracle.finished || oracle.peers.is_joining || turn.leftover_since().is_some();
+    if is_over || turn.actions.iter().any(moves) {
         return Ok(());
     }
     if let Some(give_up_at) = oracle.question_expires_at() {

@@ -135,10 +135,14 @@ pub(super) enum Fault {
     CountsARestartRequest,
     /// Starts again as requested, although the job was faulty to stop meanwhile.
     RestartsByRequestAfterAStop,
+    /// Awaits a leftover that SIGKILL does not end for ever.
+    AwaitsASurvivor,
+    /// Awaits and tells of it in each generation.
+    ForgetsItsSurvivors,
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 85] = [
+pub(super) const FAULTS: [(Fault, &str); 87] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -224,6 +228,8 @@ pub(super) const FAULTS: [(Fault, &str); 85] = [
     (Fault::RestartsWhileSuspended, "suspended"),
     (Fault::CountsARestartRequest, "granted"),
     (Fault::RestartsByRequestAfterAStop, "7"),
+    (Fault::AwaitsASurvivor, "survivors"),
+    (Fault::ForgetsItsSurvivors, "survivors"),
 ];
 
 /// A machine that was given other settings than the oracle.

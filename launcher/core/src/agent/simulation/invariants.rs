@@ -79,7 +79,7 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 18] = [
+pub(super) static INVARIANTS: [Invariant; 19] = [
     Invariant {
         number: "1",
         description: "At most one generation has living workers.",
@@ -192,6 +192,13 @@ pub(super) static INVARIANTS: [Invariant; 18] = [
         holds: suspension_is_kept,
     },
     Invariant {
+        number: "survivors",
+        description: "A process that SIGKILL does not end is awaited for 5 s and told once; no later generation waits for \
+                it (`state/leftovers.rs`).",
+        of: Of::Silence,
+        holds: survivors_are_awaited_once,
+    },
+    Invariant {
         number: "granted",
         description: "A restart that the policy grants is made (`policy.rs`).",
         of: Of::Words,
@@ -270,6 +277,21 @@ impl Turn<'_> {
     fn sweeps(&self, actions: &[Action]) -> bool {
         let is_it = |action: &Action| matches!(action, Action::KillLeftovers { generation } if *generation == self.oracle.generation);
         self.oracle.current.swept_at.is_some() || actions.iter().any(is_it)
+    }
+
+    /// Since when a leftover that SIGKILL does not end is awaited, unless the wait is over.
+    pub(super) fn leftover_since(&self) -> Option<Instant> {
+        let kills = |action: &Action| matches!(action, Action::KillLeftovers { .. });
+        let is_new = self.oracle.survivor_reports == 0 && self.actions.iter().any(kills);
+        let unkillable = self.setup.unkillable_after(self.oracle.generation).filter(|_| is_new);
+        let goes_on = |action: &Action| {
+            matches!(
+                action,
+                Action::Finish(_) | Action::Join { .. } | Action::Emit(JobEvent::LeftoversSurvive { .. })
+            )
+        };
+        let since = self.oracle.current.leftover_since.or(unkillable.map(|_| self.now));
+        since.filter(|_| !self.actions.iter().any(goes_on))
     }
 
     /// Why the generation ends, as the machine was told or has just found out.
@@ -444,7 +466,11 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
     require(unanswered.is_none(), || format!("{expected} does not reach {unanswered:?}"))?;
     let somebody_stays =
         turn.oracle.current.start_pending || turn.workers().any(|process| !process.is_known());
-    require(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
+    let is_awaited =
+        turn.leftover_since().is_some() && !(*again && turn.oracle.current.leftover_since.is_some());
+    require(somebody_stays || is_awaited || turn.finish().is_some(), || {
+        "no worker is left, and the job goes on".to_owned()
+    })
 }
 
 fn requested_restarts_happen(turn: &Turn<'_>) -> Verdict {
@@ -457,6 +483,15 @@ fn requested_restarts_happen(turn: &Turn<'_>) -> Verdict {
     let is_late = turn.oracle.time_limit_at().is_some_and(|end| end <= turn.now);
     let may_end = turn.oracle.stop_signal.is_some() || is_late || !turn.given_up().is_empty();
     require(turn.finish().is_none() || may_end, || "a restart is requested, and the job ends".to_owned())
+}
+
+fn survivors_are_awaited_once(turn: &Turn<'_>) -> Verdict {
+    let is_report = |action: &&Action| matches!(action, Action::Emit(JobEvent::LeftoversSurvive { .. }));
+    let reports = turn.actions.iter().filter(is_report).count();
+    require(turn.oracle.survivor_reports + reports <= 1, || "it is told again".to_owned())?;
+    let Some(since) = turn.leftover_since() else { return Ok(()) };
+    let give_up_at = since + GIVE_UP_AFTER_KILL;
+    require(turn.deadline.is_some_and(|deadline| deadline <= give_up_at), || "it is awaited on".to_owned())
 }
 
 /// The same once the job has its outcome.

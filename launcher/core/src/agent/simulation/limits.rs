@@ -88,7 +88,8 @@ fn time_limit_is_enforced(turn: &Turn<'_>) -> Verdict {
     let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
     let is_stopped = turn.oracle.current.asked_at.is_some() || turn.actions.iter().any(tells);
     let is_waited_for = turn.workers().any(|process| !process.is_known());
-    require(is_stopped && (is_waited_for || turn.finish().is_some()), || {
+    let is_over = is_stopped && (is_waited_for || turn.finish().is_some());
+    require(is_over || turn.leftover_since().is_some(), || {
         "the time limit is over, and the job goes on".to_owned()
     })
 }

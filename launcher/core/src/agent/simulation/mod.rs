@@ -31,7 +31,7 @@ use super::State;
 use faults::{FAULTS, Fault};
 use history::History;
 use invariants::{Broken, INVARIANTS};
-use mutants::Mutant;
+use mutants::{Mutant, SweptState};
 use report::{Failing, Seeds, render_failing, search, shortest};
 use setup::Setup;
 
@@ -70,13 +70,13 @@ fn state_machine_holds_invariants_in_every_history() {
         count: count / THREADS,
         enough: 80,
     };
-    let part = |thread| search(seeds(thread), machine, |_| true);
+    let part = |thread| search(seeds(thread), SweptState::new, |_| true);
     let failing: Vec<Failing> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || part(thread))).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     if let Some(shortest) = shortest(failing) {
-        panic!("{}", render_failing(&shortest, machine));
+        panic!("{}", render_failing(&shortest, SweptState::new));
     }
 }
 

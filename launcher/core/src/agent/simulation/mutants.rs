@@ -6,11 +6,12 @@ use std::time::{Duration, Instant, SystemTime};
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::faults::{Fault, faulty_state};
+use super::machine;
 use super::oracle::WINDOW;
 use super::others::{lost_node, note_with_loss, round};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
-use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep};
+use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep, StopStage};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::job_event::{JobEvent, WorkerEnd};
@@ -25,25 +26,43 @@ pub(super) trait Machine {
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action>;
 }
 
-impl Machine for State {
-    fn deadline(&self) -> Option<Instant> {
-        self.deadline()
-    }
+/// The real machine, and the node on which it kills what the workers leave behind.
+pub(super) struct SweptState {
+    state: State,
+    setup: Setup,
+}
 
-    fn next_input(&self, now: Instant, queue: &mut VecDeque<Input>) -> Option<Input> {
-        self.next_input(now, queue)
-    }
-
-    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        handle_with_sweep(self, now, input)
+impl SweptState {
+    pub(super) fn new(setup: &Setup) -> Self {
+        Self { state: machine(setup), setup: *setup }
     }
 }
 
-/// The actions of a turn in which the processes that the workers left behind end at once.
-fn handle_with_sweep(state: &mut State, now: Instant, input: Input) -> Vec<Action> {
+impl Machine for SweptState {
+    fn deadline(&self) -> Option<Instant> {
+        self.state.deadline()
+    }
+
+    fn next_input(&self, now: Instant, queue: &mut VecDeque<Input>) -> Option<Input> {
+        self.state.next_input(now, queue)
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        handle_with_sweep((&mut self.state, &self.setup), now, input)
+    }
+}
+
+/// The actions of a turn. The processes that the workers left behind end at once, but for the one that SIGKILL does not
+/// end.
+fn handle_with_sweep((state, setup): (&mut State, &Setup), now: Instant, input: Input) -> Vec<Action> {
     let mut actions = state.handle(now, input);
-    if actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })) {
-        actions.extend(state.handle(now, Input::LeftoversKilled { remaining: Ok(Vec::new()) }));
+    let killed = actions.iter().find_map(|action| match action {
+        Action::KillLeftovers { generation } => Some(*generation),
+        _ => None,
+    });
+    if let Some(generation) = killed {
+        let remaining = Ok(setup.unkillable_after(generation).into_iter().collect());
+        actions.extend(state.handle(now, Input::LeftoversKilled { remaining }));
     }
     actions
 }
@@ -179,6 +198,10 @@ impl Mutant {
             ShutdownStep::WritingParentFile { .. } => matches!(fault, Fault::IgnoresSignalsInParentFile),
             ShutdownStep::Leaving { .. } => matches!(fault, Fault::IgnoresSignalsAfterReport),
         }
+    }
+
+    const fn is_killing_leftovers(&self) -> bool {
+        matches!(self.real.phase, JobPhase::Stopping { stage: StopStage::KillingLeftovers { .. }, .. })
     }
 
     const fn is_undecided(&self) -> bool {
@@ -392,6 +415,7 @@ impl Machine for Mutant {
             }
             (Fault::WaitsForTheFolder, _) if self.is_probing() => None,
             (Fault::SuspendsPastTheLimit, _) if self.real.is_suspended() => None,
+            (Fault::AwaitsASurvivor, _) if self.is_killing_leftovers() => None,
             (Fault::OversleepsTheWait, _) if matches!(self.real.phase, JobPhase::Waiting { .. }) => None,
             _ => deadline,
         }
@@ -417,14 +441,19 @@ impl Machine for Mutant {
         {
             suspension.since = now;
         }
+        if self.fault == Fault::ForgetsItsSurvivors {
+            self.real.survivors.clear();
+        }
         let (now, heard) = (self.alter_time(now), self.alter_input(input.clone()));
-        let mut actions: Vec<Action> =
-            heard.into_iter().flat_map(|heard| handle_with_sweep(&mut self.real, now, heard)).collect();
+        let mut actions: Vec<Action> = heard
+            .into_iter()
+            .flat_map(|heard| handle_with_sweep((&mut self.real, &self.setup), now, heard))
+            .collect();
         if self.fault == Fault::RestartsOverTheSignal && self.is_held(&actions) {
             actions.extend(self.real.handle(now + WINDOW, Input::DeadlinePassed));
         }
         if self.fault == Fault::PraisesAlone && actions.contains(&Action::TellSuccess) {
-            actions.extend(handle_with_sweep(&mut self.real, now, Input::AllSucceeded));
+            actions.extend(handle_with_sweep((&mut self.real, &self.setup), now, Input::AllSucceeded));
         }
         self.alter_restart_request(now, &actions);
         let actions = self.alter_actions(&input, actions);

@@ -53,6 +53,8 @@ pub(super) struct Oracle {
     pub(super) finished: bool,
     /// The launcher exits.
     pub(super) has_exited: bool,
+    /// How often the user was told of a leftover that SIGKILL does not end.
+    pub(super) survivor_reports: usize,
     pub(super) sweep: SweepRecord,
     /// The output is drained, and the parent's error file is written.
     pub(super) is_drained: bool,
@@ -120,6 +122,8 @@ pub(super) struct GenerationRecord {
     pub(super) released: Option<StopReason>,
     pub(super) group_failed: Option<WorkerEnd>,
     pub(super) swept_at: Option<Instant>,
+    /// Since when a leftover that SIGKILL does not end is awaited.
+    pub(super) leftover_since: Option<Instant>,
     /// The last question that was answered, and when.
     pub(super) last_answer: Option<(Question, Instant)>,
     /// A device is dead, and the remaining devices cannot be assigned.
@@ -176,6 +180,7 @@ impl Oracle {
             stop_signal: None,
             finished: false,
             has_exited: false,
+            survivor_reports: 0,
             sweep: SweepRecord::default(),
             is_drained: false,
             is_reported: false,
@@ -350,7 +355,8 @@ impl Oracle {
                 }
             }
             Action::ReleaseExternalWorker { reason, .. } => self.current.released = Some(*reason),
-            Action::KillLeftovers { .. } => self.current.swept_at = Some(now),
+            Action::KillLeftovers { generation } => self.record_sweep(*generation, now),
+            Action::Emit(JobEvent::LeftoversSurvive { .. }) => self.survivor_reports += 1,
             Action::ProbeProgress { .. } => {
                 (self.open_question, self.asked_at) = (Some(Question::Progress), Some(now))
             }
@@ -396,6 +402,17 @@ impl Oracle {
         }
     }
 
+    /// The leftovers are killed. One that survives is awaited, unless the user was told of it before.
+    fn record_sweep(&mut self, generation: Generation, now: Instant) {
+        self.current.swept_at = Some(now);
+        if self.survivor_reports == 0 && self.setup.unkillable_after(generation).is_some() {
+            self.current.leftover_since.get_or_insert(now);
+            if self.current.settled_at.is_some() && self.time_limit_at().is_some_and(|end| end <= now) {
+                self.current.set_cause(Cause::Stop(StopReason::TimeLimit), now);
+            }
+        }
+    }
+
     /// Records a join of the next round: whether it is a restart of this node, and whether it counts.
     pub(super) fn record_join(&mut self, (is_own, counts): (bool, bool), now: Instant) {
         if self.starts > 0 {
@@ -407,6 +424,9 @@ impl Oracle {
     /// Records the end of a turn, after all its actions.
     pub(super) fn close_turn(&mut self) {
         self.resumes = false;
+        if self.finished || self.survivor_reports > 0 {
+            self.current.leftover_since = None;
+        }
         let current = &mut self.current;
         if let (Some(asked_at), Some(cause), None) = (current.asked_at, current.cause, current.kill_by) {
             let by_cause = asked_at + self.setup.grace_of(cause);
@@ -462,6 +482,7 @@ impl GenerationRecord {
             &mut self.killed_at,
             &mut self.joins_from,
             &mut self.cut_off,
+            &mut self.leftover_since,
         ];
         for moment in others.into_iter().filter_map(Option::as_mut).chain(suspected) {
             *moment += lasted;

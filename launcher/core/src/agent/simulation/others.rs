@@ -415,7 +415,9 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     let is_nobody_left =
         || !turn.workers().any(|process| !process.is_known()) && !oracle.current.start_pending;
     if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
-        require(finish.is_some(), || "the job is over and no worker is left, and it goes on".to_owned())?;
+        require(finish.is_some() || turn.leftover_since().is_some(), || {
+            "the job is over and no worker is left, and it goes on".to_owned()
+        })?;
     }
     if matches!(turn.input, Some(Input::Joined(_))) && oracle.stop_signal.is_none() {
         require(turn.goes_on() || finish.is_some(), || {
@@ -426,7 +428,9 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
         && oracle.current.cause.is_none()
         && oracle.stop_signal.is_none()
     {
-        require(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
+        require(finish.is_some() || turn.leftover_since().is_some(), || {
+            "all have succeeded, and the job goes on".to_owned()
+        })?;
     }
     if matches!(turn.input, Some(Input::LostNodeFound(Some(_))))
         && oracle.current.is_blamed_elsewhere

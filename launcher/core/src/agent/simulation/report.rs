@@ -106,6 +106,7 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { external_worker: None, ..*setup },
         Setup { leftover_wait: None, ..*setup },
         Setup { leftover: None, ..*setup },
+        Setup { unkillable: None, ..*setup },
         Setup { is_output_read: true, ..*setup },
         Setup { is_parent_file_quick: true, ..*setup },
         Setup { start_fails: None, ..*setup },

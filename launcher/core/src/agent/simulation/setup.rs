@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::posix::Signal;
+use crate::posix::{Exit, Pid, ProcessIdentity, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
@@ -13,7 +13,6 @@ use crate::agent::device_report::DeviceReport;
 use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::job_event::DeadDevice;
-use crate::posix::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
 use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, StopPolicy, StopReason, TimeLimit};
 use crate::spec::{CliFlavor, Unhealthy};
@@ -49,6 +48,8 @@ pub(super) struct Setup {
     pub(super) is_parent_file_quick: bool,
     /// A process that the workers leave running, and how it reacts to a stop signal.
     pub(super) leftover: Option<StopReaction>,
+    /// From this generation on the workers leave a process that SIGKILL does not end.
+    pub(super) unkillable: Option<u32>,
     /// How the workers react to a stop signal, by local rank.
     pub(super) reactions: [StopReaction; MOST_WORKERS as usize],
     /// Time from start to joining the store; `None` for a worker that never joins.
@@ -135,6 +136,7 @@ impl Setup {
         external_worker: None,
         leftover_wait: None,
         leftover: None,
+        unkillable: None,
         is_output_read: true,
         is_parent_file_quick: true,
         reactions: [StopReaction::Obeys { after: 0 }; MOST_WORKERS as usize],
@@ -177,6 +179,7 @@ impl Setup {
             external_worker,
             leftover_wait: None,
             leftover: None,
+            unkillable: None,
             is_output_read: true,
             is_parent_file_quick: true,
             reactions,
@@ -198,8 +201,15 @@ impl Setup {
             leftover: random.one_in(2).then(|| StopReaction::random(random)),
             is_output_read: !random.one_in(3),
             is_parent_file_quick: !random.one_in(3),
+            unkillable: random.one_in(5).then(|| random.below(2)),
             ..self
         }
+    }
+
+    /// The process that SIGKILL does not end after this generation.
+    pub(super) fn unkillable_after(&self, generation: Generation) -> Option<ProcessIdentity> {
+        let unkillable = ProcessIdentity { pid: Pid::from_raw(50), started: 1 };
+        self.unkillable.filter(|first| *first <= generation.0).map(|_| unkillable)
     }
 
     /// The result of the progress check after this generation.
