@@ -7,5 +7,6 @@ pub mod leftovers;
 pub mod message;
 pub mod phase;
 pub mod policy;
+pub mod reassign;
 pub mod rules;
 pub mod state;

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::Generation;
 use rustix::process::getuid;
 
-use crate::agent::reassign::{self, Reassignment};
 use crate::agent::workers::WorkerGroup;
 use crate::device_probe::Probe;
 use crate::process::probe::Probes;
 use crate::system::System;
 use rankrun_core::agent::device_report::report_devices;
 use rankrun_core::agent::message::Input;
+use rankrun_core::agent::reassign::{self, Reassignment};
 use rankrun_core::device::{CudaOrder, Machine, ProbeScope};
 use rankrun_core::facts::Facts;
 use rankrun_core::posix::{Exit, Pid};

@@ -18,7 +18,6 @@ mod inputs;
 mod opening;
 mod parent_error_file;
 mod progress;
-mod reassign;
 mod rendezvous_handle;
 mod starting;
 mod surroundings;

@@ -1,13 +1,13 @@
 //! Device requests of launches, assigned again on machines that have changed.
 
 use super::*;
-use rankrun_core::device::order::DeviceOrder;
-use rankrun_core::device::{Accelerator, ChosenDevice, Condition, CudaDevice, DeviceType, fake};
-use rankrun_core::device_assignment::device_lines;
-use rankrun_core::facts::fake::FakeWorld;
-use rankrun_core::spec::device_request::{DeviceRequest, WorkerCount};
-use rankrun_core::spec::setting::{Origin, Setting};
-use rankrun_core::spec::{self, CliFlavor, Unhealthy};
+use crate::device::order::DeviceOrder;
+use crate::device::{Accelerator, ChosenDevice, Condition, CudaDevice, DeviceType, fake};
+use crate::device_assignment::device_lines;
+use crate::facts::fake::FakeWorld;
+use crate::spec::device_request::{DeviceRequest, WorkerCount};
+use crate::spec::setting::{Origin, Setting};
+use crate::spec::{self, CliFlavor, Unhealthy};
 
 /// A device with this index that was there from the start.
 fn accelerator(index: u32) -> Accelerator {

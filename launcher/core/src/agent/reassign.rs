@@ -5,16 +5,17 @@ use std::cell::Cell;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
-use rankrun_core::agent::device_report;
-use rankrun_core::device::choice::number;
-use rankrun_core::device::{CudaOrder, DeviceChoice, Machine, WorkerDevice};
-use rankrun_core::device_assignment::assign_devices;
-use rankrun_core::facts::Facts;
-use rankrun_core::spec::{LaunchSpec, StdinPolicy};
+use crate::agent::device_report;
+use crate::device::choice::number;
+use crate::device::{CudaOrder, DeviceChoice, Machine, WorkerDevice};
+use crate::device_assignment::assign_devices;
+use crate::facts::Facts;
+use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The result of a new assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reassignment {
+pub enum Reassignment {
+    /// The new devices of the workers.
     Assigned(Box<DeviceChoice>),
     /// The assignment is impossible for this reason.
     Refused(String),
@@ -24,7 +25,8 @@ pub(super) enum Reassignment {
 
 /// Assigns the devices of `machine` by the launch's request. Where the devices have other indices than before, an
 /// option may mean another device, so the assignment is refused.
-pub(super) fn reassign_devices(
+#[must_use]
+pub fn reassign_devices(
     spec: &LaunchSpec,
     facts: &Facts,
     machine: &Machine,
