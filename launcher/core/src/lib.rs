@@ -40,6 +40,8 @@ pub mod posix;
 pub mod rendezvous;
 pub mod screen;
 pub mod shell;
+#[cfg(test)]
+mod simulated;
 pub mod spec;
 pub mod template;
 pub mod worker_command;

@@ -7,36 +7,8 @@
 use super::others::PeerEvent;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::posix::{Exit, Signal};
+use crate::simulated::Random;
 
-/// A pseudo-random sequence that depends on its seed alone (splitmix64).
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below(&mut self, limit: u32) -> u32 {
-        u32::try_from(self.next() % u64::from(limit)).expect("less than `limit`")
-    }
-
-    pub(super) fn one_in(&mut self, count: u32) -> bool {
-        self.below(count) == 0
-    }
-
-    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(u32::try_from(from.len()).expect("a short list")) as usize]
-    }
-}
-
-/// One history of a job: its settings and events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct History {
     pub(super) setup: Setup,

@@ -6,7 +6,6 @@
 //!
 //! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its
 //! own.
-#![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 mod actions;
 mod budget;
@@ -25,14 +24,13 @@ mod status;
 mod suspension;
 mod world;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use super::State;
+use crate::simulated::{Seeds, is_soak, seed};
 use faults::{FAULTS, Fault};
 use history::History;
 use invariants::{Broken, INVARIANTS};
 use mutants::{Mutant, SweptState};
-use report::{Failing, Seeds, render_failing, search, shortest};
+use report::{Failing, render_failing, search, shortest};
 use setup::Setup;
 
 const HISTORIES: u64 = 100_000;
@@ -40,25 +38,10 @@ const SOAK_HISTORIES: u64 = 20 * HISTORIES;
 /// Upper bound; the search ends when it has found a few.
 const MUTANT_HISTORIES: u64 = 50_000;
 const THREADS: u64 = 2;
-/// The seed of the histories that every change is judged by.
-const SEED: u64 = 18;
 
 /// The real machine for such a node.
 fn machine(setup: &Setup) -> State {
     State::new(setup.rules()).with_seed(setup.policy.seed)
-}
-
-fn is_soak() -> bool {
-    std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
-}
-
-/// `RANKRUN_SEED`, else a fixed seed; a new one each time under `RANKRUN_SOAK=1`. It is printed.
-fn seed() -> u64 {
-    let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
-    let seed = given.unwrap_or_else(|| if is_soak() { clock() } else { SEED });
-    println!("RANKRUN_SEED={seed}");
-    seed
 }
 
 #[test]

@@ -7,7 +7,6 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
 
 use super::super::tests::rendezvous_failure;
-use super::history::Random;
 use super::invariants::{Turn, Verdict, require};
 use super::node::{Node, Process};
 use super::oracle::{Cause, GenerationRecord, Oracle, Question};
@@ -21,6 +20,7 @@ use crate::rendezvous::{
     FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, Round,
     WorkerFailure,
 };
+use crate::simulated::Random;
 use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;
 

@@ -8,6 +8,7 @@ use super::mutants::Machine;
 use super::setup::{Policy, Setup, StopReaction, Wait};
 use super::world::run_history;
 use crate::posix::Exit;
+use crate::simulated::Seeds;
 
 /// A history that breaks an invariant.
 #[derive(Debug)]
@@ -17,19 +18,9 @@ pub(super) struct Failing {
     pub(super) broken: Vec<Broken>,
 }
 
-/// The histories to run.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seeds {
-    pub(super) first: u64,
-    pub(super) step: u64,
-    pub(super) count: u64,
-    /// Number of failing histories to shorten before the shortest is reported.
-    pub(super) enough: usize,
-}
-
 /// The histories of these seeds that break what is `wanted`, shortened.
 pub(super) fn search<M: Machine>(
-    Seeds { first, step, count, enough }: Seeds,
+    seeds: Seeds,
     machine: impl Fn(&Setup) -> M,
     wanted: impl Fn(&[Broken]) -> bool,
 ) -> Vec<Failing> {
@@ -37,13 +28,13 @@ pub(super) fn search<M: Machine>(
         let broken = run_history(history, machine(&history.setup), None).err()?;
         wanted(&broken).then_some(broken)
     };
-    (0..count)
-        .map(|index| first.wrapping_add(index.wrapping_mul(step)))
+    seeds
+        .iter()
         .filter_map(|seed| {
             let history = History::random(seed);
             try_out(&history).map(|broken| minimize(Failing { seed, history, broken }, try_out))
         })
-        .take(enough)
+        .take(seeds.enough)
         .collect()
 }
 

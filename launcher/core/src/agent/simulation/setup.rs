@@ -7,12 +7,12 @@ use crate::posix::{Exit, Pid, ProcessIdentity, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
-use super::history::Random;
 use super::oracle::Cause;
 use crate::agent::device_report::DeviceReport;
 use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::job_event::DeadDevice;
+use crate::simulated::Random;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
 use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, StopPolicy, StopReason, TimeLimit};
 use crate::spec::{CliFlavor, Unhealthy};

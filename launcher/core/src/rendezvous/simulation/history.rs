@@ -5,6 +5,7 @@
 
 use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::Node;
+use crate::simulated::Random;
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 use std::time::Duration;
@@ -15,35 +16,6 @@ use rankrun_contract::rank::{NodeCount, NodeRank};
 pub(super) const MAX_EVENTS: usize = 8;
 pub(super) const LEASE: u64 = 5_000;
 pub(super) const JOIN: u64 = 25_000;
-
-/// Pseudo-random numbers, reproducible by seed (splitmix64).
-#[derive(Debug, Clone)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below(&mut self, limit: u32) -> u32 {
-        u32::try_from(self.next() % u64::from(limit.max(1))).expect("less than `limit`")
-    }
-
-    pub(super) fn one_in(&mut self, count: u32) -> bool {
-        self.below(count) == 0
-    }
-
-    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(u32::try_from(from.len()).expect("a short list")) as usize]
-    }
-}
 
 /// One run of a simulated job.
 #[derive(Debug, Clone, PartialEq, Eq)]

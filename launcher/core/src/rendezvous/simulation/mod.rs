@@ -5,7 +5,6 @@
 //! the search must find.
 //!
 //! `RANKRUN_SEED=<number>` repeats a run. `RANKRUN_SOAK=1` runs forty times as many histories, with a random seed.
-#![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 mod agent;
 mod history;
@@ -17,12 +16,11 @@ mod store;
 mod torch;
 mod world;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use crate::simulated::{Seeds, is_soak, seed};
 use history::History;
 use invariants::INVARIANTS;
 use mutants::{FAULTS, Fault, Machine};
-use report::{Failing, Seeds, render_failure, search, shortest};
+use report::{Failing, render_failure, search, shortest};
 
 const HISTORIES: u64 = 8_000;
 const MIXED_HISTORIES: u64 = 2_000;
@@ -30,21 +28,6 @@ const SOAK_HISTORIES: u64 = 40 * HISTORIES;
 /// Upper limit; the search stops at the first violation.
 const HISTORIES_OF_A_MUTANT: u64 = 5_000;
 const THREADS: u64 = 2;
-/// Seed of the histories that every change is tested with.
-const SEED: u64 = 18;
-
-/// The seed: `RANKRUN_SEED`, or a constant, or a random number under `RANKRUN_SOAK=1`. The seed is printed.
-fn seed() -> u64 {
-    let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
-    let seed = given.unwrap_or_else(|| if is_soak() { clock() } else { SEED });
-    println!("RANKRUN_SEED={seed}");
-    seed
-}
-
-fn is_soak() -> bool {
-    std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
-}
 
 /// Runs many histories on two threads.
 fn hold_in_all(count: u64, history: impl Fn(u64) -> History + Sync) {

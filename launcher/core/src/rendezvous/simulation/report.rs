@@ -6,6 +6,7 @@ use super::history::{Event, History, MAX_EVENTS, Setup};
 use super::invariants::Broken;
 use super::mutants::Machine;
 use super::world::run_world;
+use crate::simulated::Seeds;
 
 /// Maximum number of lines of the transcript.
 const MOST_LINES: usize = 150;
@@ -15,16 +16,6 @@ pub(super) struct Failing {
     pub(super) seed: u64,
     pub(super) history: History,
     pub(super) broken: Broken,
-}
-
-/// The seeds of the histories to run.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seeds {
-    pub(super) first: u64,
-    pub(super) step: u64,
-    pub(super) count: u64,
-    /// Number of failing histories to shorten before the shortest is reported.
-    pub(super) enough: usize,
 }
 
 /// Runs a history. If some of its clocks are wrong, runs it again with right clocks, and compares.
@@ -41,18 +32,13 @@ pub(super) fn run_history(history: &History, machine: Machine, second_in: u64) -
 }
 
 /// Returns the histories of these seeds that violate an invariant, shortened.
-pub(super) fn search(
-    Seeds { first, step, count, enough }: Seeds,
-    machine: Machine,
-    history: impl Fn(u64) -> History,
-) -> Vec<Failing> {
-    let seeds = (0..count).map(|index| first.wrapping_add(index.wrapping_mul(step)));
-    let failing = seeds.filter_map(|seed| {
+pub(super) fn search(seeds: Seeds, machine: Machine, history: impl Fn(u64) -> History) -> Vec<Failing> {
+    let failing = seeds.iter().filter_map(|seed| {
         let history = history(seed);
         let broken = run_history(&history, machine, 4).err()?;
         Some(shrink(Failing { seed, history, broken }, machine))
     });
-    failing.take(enough).collect()
+    failing.take(seeds.enough).collect()
 }
 
 /// Returns the history with the fewest events.

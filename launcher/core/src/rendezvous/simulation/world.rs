@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalWorldSize;
 
 use super::agent::{AfterWorkers, Agent, EndReason, Phase};
-use super::history::{EventKind, History, JOIN, LEASE, MAX_EVENTS, Random, Setup};
+use super::history::{EventKind, History, JOIN, LEASE, MAX_EVENTS, Setup};
 use super::invariants::{Broken, Oracle};
 use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
 use crate::rendezvous::descriptor::AgentDescriptor;
 use crate::rendezvous::failure_detector::FailureDetector;
 use crate::rendezvous::state::{Node, Timestamp};
+use crate::simulated::Random;
 use crate::spec::rendezvous::RoundTimes;
 
 /// Interval of an agent's heartbeats.
