@@ -106,14 +106,18 @@ fn silent_log_folder_leaves_signals_answered() {
     }
 }
 
-/// A restart that waits for its program: the second life of the program is on a file system that hangs.
+/// A restart that waits for its program: the second generation of the program is on a file system that hangs.
 #[track_caller]
 fn restart_with_silent_program(scratch: &Scratch, workers: usize) -> (Job, String) {
     let (hang, folder) = (scratch.folder("hang", 0o700), scratch.folder("programs", 0o700));
     let program = format!("{folder}/program");
     std::fs::copy("/bin/true", &program).expect("a program can be copied");
     let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
-    let text = format!("#!/bin/sh\n[ $LOCAL_RANK = 0 ] || exec sleep infinity\n{cover}\n");
+    // The program of each rank was executed before rank 0 covers it.
+    let running = format!("{}/running", scratch.path().display());
+    let others = format!("[ $LOCAL_RANK = 0 ] || {{ : >'{running}'; exec sleep infinity; }}");
+    let wait = format!("[ $LOCAL_WORLD_SIZE = 1 ] || until [ -e '{running}' ]; do sleep 0.01; done");
+    let text = format!("#!/bin/sh\n{others}\n{wait}\n{cover}\n");
     let script = scratch.file("programs/script", &text, 0o700);
     let launch = Launch::standalone(Name::Rankrun, workers);
     let launch = launch.args(["--max-restarts", "1", "--restart-delay", "1", "--no-python", &script]);
@@ -128,7 +132,7 @@ fn silent_program_folder_leaves_signals_answered() {
     let scratch = Scratch::new();
     let (job, script) = restart_with_silent_program(&scratch, 1);
     let outcome = stop_waiting_launcher(job, &format!("the file system of the program `{script}`"));
-    // No worker of the second life runs.
+    // No worker of the second generation runs.
     outcome.expect_exit_code(143).expect_absent("to stop");
 }
 

@@ -185,7 +185,7 @@ fn leftover_that_survives_sigkill_is_awaited_once() {
         return;
     }
     let gate = Gate::closed();
-    let steps = ["life0:helper=daemon".to_owned(), gate.step(), "life<2:exit=3".to_owned()];
+    let steps = ["attempt0:helper=daemon".to_owned(), gate.step(), "attempt<2:exit=3".to_owned()];
     let job = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]).worker(steps).start();
     let line = job.wait_for_line("process=daemon");
     let Some(mut tracer) = trace(field(&line, "pid").expect("a pid")) else { return };
