@@ -3,13 +3,13 @@
 
 pub mod descriptor;
 pub mod failure_detector;
-pub mod joined_round;
+pub(crate) mod joined_round;
 pub mod keys;
 pub mod lease_deadlines;
 pub mod lost_node_deadline;
 pub mod membership;
 pub mod message;
-pub mod node_name;
+pub(crate) mod node_name;
 pub mod note;
 pub mod pickle;
 pub mod ranks;

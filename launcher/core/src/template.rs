@@ -3,7 +3,7 @@
 
 /// `$name` and `${name}` → the value of the name, `$$` → `$`. Names without a value and other text stay unchanged. A
 /// value is asked for only where its name occurs.
-pub fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
+pub(crate) fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.iter().position(|byte| *byte == b'$') {
@@ -30,7 +30,7 @@ pub fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8
 }
 
 /// `${name}` → the value of the name. Every other dollar stays unchanged.
-pub fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
+pub(crate) fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.iter().position(|byte| *byte == b'$') {

@@ -1,8 +1,8 @@
 //! Calls that may never return: a name server or a network file system does not answer. Each runs on another thread. The
 //! caller polls its descriptor, or waits for a limited time; a call without an answer is left behind.
 
-pub mod file_calls;
-pub mod local_disk;
+pub(crate) mod file_calls;
+pub(crate) mod local_disk;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -131,7 +131,7 @@ impl<T: Send + 'static> BlockingCall<T> {
 ///
 /// # Errors
 /// No thread is left, or the call has panicked.
-pub async fn call_on_thread<T: Send + 'static>(
+pub(crate) async fn call_on_thread<T: Send + 'static>(
     name: &str,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -151,7 +151,7 @@ impl<T> AsFd for BlockingCall<T> {
 }
 
 /// True if reading `fd` would not wait.
-pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 

@@ -170,7 +170,7 @@ impl Output {
 
     /// The current kind of screen, after a change of the terminal's size.
     #[must_use]
-    pub fn screen_kind(&self) -> ScreenKind {
+    pub(crate) fn screen_kind(&self) -> ScreenKind {
         screen_kind(&self.fd, self.is_terminal, self.cursor)
     }
 
@@ -205,7 +205,7 @@ impl Output {
 
     /// The messages that came since, for the writer that attached.
     #[must_use]
-    pub fn take_messages(&self) -> VecDeque<Vec<u8>> {
+    pub(crate) fn take_messages(&self) -> VecDeque<Vec<u8>> {
         match &mut *self.lock() {
             OutputOwner::Direct(_) => VecDeque::new(),
             OutputOwner::Pumped(queue) => queue.take(),
@@ -213,7 +213,7 @@ impl Output {
     }
 
     /// Gives the screen back: messages that still wait, and later ones, are written at once again.
-    pub fn detach(&self, screen: Screen) {
+    pub(crate) fn detach(&self, screen: Screen) {
         let mut state = self.lock();
         let mut direct = DirectOutput { screen, backlog: Vec::new(), dropped: 0 };
         if let OutputOwner::Pumped(queue) = &mut *state {

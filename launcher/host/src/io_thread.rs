@@ -9,7 +9,7 @@ use std::future::Future;
 use std::io;
 use std::thread::{self, JoinHandle};
 
-use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 /// Tasks between two looks at the sockets and the clock, at most.
@@ -55,7 +55,7 @@ impl IoThreadError {
 
 /// A running thread and its runtime.
 #[derive(Debug)]
-pub struct IoThread {
+pub(crate) struct IoThread {
     runtime: Handle,
     /// The thread ends when this is dropped.
     stop: Option<oneshot::Sender<Infallible>>,
@@ -67,7 +67,7 @@ impl IoThread {
     ///
     /// # Errors
     /// The runtime cannot be built, or the thread cannot be started.
-    pub fn start(name: &'static str) -> Result<Self, IoThreadError> {
+    pub(crate) fn start(name: &'static str) -> Result<Self, IoThreadError> {
         // Built here, so that the caller need not wait for the thread to hear of a failure.
         let runtime = Builder::new_current_thread()
             .enable_io()
@@ -85,13 +85,8 @@ impl IoThread {
     }
 
     /// Starts a task on the thread. Callable from any thread.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.runtime.spawn(task));
-    }
-
-    /// While the guard lives, the calling thread can register sockets and timers with the runtime.
-    pub fn enter(&self) -> EnterGuard<'_> {
-        self.runtime.enter()
     }
 }
 

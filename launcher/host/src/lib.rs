@@ -24,7 +24,7 @@ pub mod console;
 pub mod control;
 pub mod device_probe;
 pub mod error;
-pub mod io_thread;
+pub(crate) mod io_thread;
 pub mod logs;
 pub mod process;
 pub mod program;

@@ -60,7 +60,7 @@ pub fn not_regular_cause(error: &io::Error) -> Option<NotRegular> {
 ///
 /// # Errors
 /// It is something else.
-pub fn ensure_regular(metadata: &Metadata) -> Result<(), NotRegular> {
+pub(crate) fn ensure_regular(metadata: &Metadata) -> Result<(), NotRegular> {
     let file_type = metadata.file_type();
     let kind = match file_type {
         _ if file_type.is_file() => return Ok(()),
@@ -76,7 +76,7 @@ pub fn ensure_regular(metadata: &Metadata) -> Result<(), NotRegular> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_to_read(path: &Path) -> io::Result<File> {
+pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true))
 }
 
@@ -99,7 +99,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 ///
 /// # Errors
 /// The kernel refuses it.
-pub fn open_nonblocking(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+pub(crate) fn open_nonblocking(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(FLAGS).open(path)?;
     // A worker may inherit it and read its flags.
     let flags = rustix::fs::fcntl_getfl(&file)?;

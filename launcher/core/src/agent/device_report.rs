@@ -94,7 +94,7 @@ fn group_by_device(workers: &[WorkerDevice]) -> Vec<(&ChosenDevice, Vec<LocalRan
 
 /// Matches by UUID, else by PCI address, as far as both sides know them. A device without either is matched
 /// by its index.
-pub fn find_accelerator<'a>(machine: &'a Machine, device: &ChosenDevice) -> Option<&'a Accelerator> {
+pub(crate) fn find_accelerator<'a>(machine: &'a Machine, device: &ChosenDevice) -> Option<&'a Accelerator> {
     let known = &device.accelerator;
     let all = || machine.accelerators.iter().filter(|found| found.kind == known.kind);
     let by_uuid = || all().find(|found| known.uuid.is_some() && found.uuid == known.uuid);

@@ -19,7 +19,7 @@ use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, Rule
 
 /// What follows a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// All workers start again.
     Restart {
         /// The wait from the last reap on.

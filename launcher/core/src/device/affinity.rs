@@ -85,7 +85,7 @@ pub enum AffinityError {
 
 /// The facts that a binding is computed from.
 #[derive(Debug, Clone, Copy)]
-pub struct Bindings<'a> {
+pub(crate) struct Bindings<'a> {
     /// The machine's CPUs, NUMA nodes, sockets and caches.
     pub layout: &'a CpuLayout,
     /// The launcher's affinity mask, in ascending order.
@@ -99,7 +99,7 @@ impl Bindings<'_> {
     ///
     /// # Errors
     /// The device, its node or enough CPUs do not exist.
-    pub fn cpus(&self, binding: NumaBinding, device: usize) -> Result<Vec<u32>, AffinityError> {
+    pub(crate) fn cpus(&self, binding: NumaBinding, device: usize) -> Result<Vec<u32>, AffinityError> {
         let devices = self.nodes.len();
         let node = *self.nodes.get(device).ok_or(AffinityError::NoDevice { device, devices })?;
         let on_node = self.allowed_cpus_of_node(node)?;

@@ -8,7 +8,7 @@ use super::choice::{ChoiceWarning, number};
 use super::{DeviceType, Machine, Part, ProbeProblem};
 
 /// Everything that the reason depends on.
-pub struct CpuFacts<'a> {
+pub(crate) struct CpuFacts<'a> {
     /// Reads one variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// The picture of the machine; `None` in a launch that does not probe.
@@ -85,7 +85,7 @@ const SLURM_NONE: &str = "NoDevFiles";
 /// The reason; a variable that asks for devices comes first, then one that hides them all: the user asked for the CPUs,
 /// and needs none.
 #[must_use]
-pub fn find_cpu_reason(facts: &CpuFacts<'_>) -> Option<String> {
+pub(crate) fn find_cpu_reason(facts: &CpuFacts<'_>) -> Option<String> {
     if let Some(lost_entries) = describe_lost_entries(facts.warnings) {
         return Some(lost_entries);
     }

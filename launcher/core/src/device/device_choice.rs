@@ -219,7 +219,7 @@ impl WorkerDevice {
 
     /// The value of `RANKRUN_DEVICE`; `None` if the launcher did not probe.
     #[must_use]
-    pub fn contract_device(&self) -> Option<contract::Device> {
+    pub(crate) fn contract_device(&self) -> Option<contract::Device> {
         let index = usize::try_from(self.ordinal).ok().filter(|_| self.is_known_to_runtime)?;
         contract::Device::new(self.kind.as_str(), index)
     }

@@ -116,7 +116,7 @@ pub fn small_memory_findings(accelerators: &[&Accelerator]) -> Vec<(usize, Healt
 
 /// The bytes in use beyond a driver's own: more than 5 per cent or 500 MiB, whichever is larger.
 #[must_use]
-pub fn memory_in_use(memory: Memory) -> Option<u64> {
+pub(crate) fn memory_in_use(memory: Memory) -> Option<u64> {
     let used = memory.total.checked_sub(memory.free?)?;
     let share = u128::from(memory.total) * u128::from(DRIVER_OVERHEAD_PERCENT) / 100;
     (used > DRIVER_OVERHEAD_BYTES && u128::from(used) > share).then_some(used)

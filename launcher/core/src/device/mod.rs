@@ -19,7 +19,7 @@
 
 pub mod affinity;
 pub mod choice;
-pub mod cpu_reason;
+pub(crate) mod cpu_reason;
 mod device_choice;
 #[cfg(any(test, feature = "fakes"))]
 pub mod fake;

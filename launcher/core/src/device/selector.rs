@@ -51,7 +51,7 @@ pub enum SelectorEntry {
 impl SelectorEntry {
     /// Whether it names a device by what the device is, so that no order of counting matters.
     #[must_use]
-    pub const fn is_identity(&self) -> bool {
+    pub(crate) const fn is_identity(&self) -> bool {
         matches!(self, Self::Uuid(_) | Self::Mig(..) | Self::Pci(_))
     }
 }
@@ -238,7 +238,7 @@ const MAX_DISPLAY_LENGTH: usize = 200;
 
 /// A value as a message can show it: on one line, not too long, and nothing in it commands a terminal.
 #[must_use]
-pub fn display_value(value: &str) -> String {
+pub(crate) fn display_value(value: &str) -> String {
     let end = value.floor_char_boundary(MAX_DISPLAY_LENGTH);
     let mut shown: String = value[..end]
         .chars()

@@ -72,7 +72,7 @@ pub type AskCuda<'a> = &'a dyn Fn() -> CudaOrder;
 
 /// The order in which indices count the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IndexOrder {
+pub(crate) enum IndexOrder {
     /// As the runtime of an untouched worker counts them.
     Runtime,
     /// As a user types an index: in the runtime's order if a variable for it is inherited, and otherwise as the
@@ -88,7 +88,7 @@ pub enum IndexOrder {
 /// The devices of one type that a process with these variables sees, and in which order. The CUDA driver is asked only
 /// where its answer matters.
 #[must_use]
-pub fn read_visible_devices(
+pub(crate) fn read_visible_devices(
     kind: DeviceType,
     machine: &Machine,
     inherited: &InheritedVariables,

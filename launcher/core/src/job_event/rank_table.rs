@@ -84,7 +84,7 @@ impl RankTable {
 impl RankRow {
     /// True if other ranks may wait for this rank: it may not have joined, or it has finished before them.
     #[must_use]
-    pub fn may_explain_a_hang(&self) -> bool {
+    pub(crate) fn may_explain_a_hang(&self) -> bool {
         self.may_be_missing() || self.has_finished()
     }
 

@@ -29,14 +29,19 @@ pub struct WorkerEnd {
 impl WorkerEnd {
     /// The end that is reported of a worker that has not ended yet: by the signal that it gets last.
     #[must_use]
-    pub const fn new_expected(local_rank: LocalRank, pid: Pid, signal: Signal, at: SystemTime) -> Self {
+    pub(crate) const fn new_expected(
+        local_rank: LocalRank,
+        pid: Pid,
+        signal: Signal,
+        at: SystemTime,
+    ) -> Self {
         let exit = Exit::Signal { number: signal as i32, core_dumped: false };
         Self { local_rank, pid, exit, at, error_file_info: None, foreign_kill: None }
     }
 
     /// True if its own error file reports a lost peer that may be on another node.
     #[must_use]
-    pub fn has_lost_remote_peer(&self) -> bool {
+    pub(crate) fn has_lost_remote_peer(&self) -> bool {
         self.error_file_info.is_some_and(|error_file_info| error_file_info.remote_loss().is_some())
     }
 }

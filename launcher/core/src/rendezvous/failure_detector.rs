@@ -143,7 +143,7 @@ impl FailureDetector {
     /// Whether a node in no list is dead, or has been away for longer than its limit. Such a node is not just changing
     /// lists.
     #[must_use]
-    pub fn has_died(&self, node: &Node) -> bool {
+    pub(crate) fn has_died(&self, node: &Node) -> bool {
         let limits = (self.lease, self.torch_limit);
         self.unlisted.get(node).is_some_and(|unlisted| unlisted.record.is_dead(limits))
     }
@@ -174,7 +174,7 @@ impl FailureDetector {
 
     /// The earliest time at which a read may find another node dead.
     #[must_use]
-    pub fn next_death(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_death(&self, now: Instant) -> Option<Instant> {
         let limits = (self.lease, self.torch_limit);
         let away = self.unlisted.values().map(|unlisted| &unlisted.record);
         // A rankrun agent in no list changes nothing when it dies.
@@ -203,14 +203,14 @@ impl FailureDetector {
 
     /// Since when a node's heartbeat in the state has not changed.
     #[must_use]
-    pub fn heartbeat_since(&self, node: &Node) -> Option<Instant> {
+    pub(crate) fn heartbeat_since(&self, node: &Node) -> Option<Instant> {
         self.peers.get(node).filter(|record| record.heartbeat.is_some()).map(|record| record.heartbeat_since)
     }
 
     /// The fastest torchrun agent's clock shows at least this time. torchrun agents compare our heartbeats with their
     /// clocks.
     #[must_use]
-    pub fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
+    pub(crate) fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
         let clock = |record: &PeerRecord| match record.liveness {
             LivenessSource::Heartbeat(Some(Timestamp(shown))) => {
                 let since = now.saturating_duration_since(record.heartbeat_since).as_micros();

@@ -80,7 +80,7 @@ pub struct NodeTasks {
 
 /// Whether the devices are probed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProbeNeed {
+pub(crate) enum ProbeNeed {
     /// The launch does not depend on them.
     None,
     /// The job runs on the CPUs, also on a machine with accelerators.
@@ -113,7 +113,7 @@ impl Default for DeviceRequest {
 impl DeviceRequest {
     /// Whether an option of our own asks for devices, so that the launcher chooses them.
     #[must_use]
-    pub const fn chooses_devices(&self) -> bool {
+    pub(crate) const fn chooses_devices(&self) -> bool {
         self.devices.is_some()
             || self.device_type.is_some()
             || self.order.is_some()
@@ -124,7 +124,7 @@ impl DeviceRequest {
 
     /// Whether the job runs on the CPUs, whatever devices there are.
     #[must_use]
-    pub fn is_for_cpus(&self) -> bool {
+    pub(crate) fn is_for_cpus(&self) -> bool {
         match (&self.devices, &self.device_type) {
             (Some(devices), _) => devices.value.1 == Selector::None,
             (None, Some(kind)) => kind.value == DeviceType::Cpu,
@@ -134,7 +134,7 @@ impl DeviceRequest {
 
     /// Whether the devices are probed. `has_sign` says whether there is any sign of an accelerator.
     #[must_use]
-    pub fn probe_need(&self, cli_flavor: CliFlavor, has_sign: bool) -> ProbeNeed {
+    pub(crate) fn probe_need(&self, cli_flavor: CliFlavor, has_sign: bool) -> ProbeNeed {
         if self.is_for_cpus() {
             return ProbeNeed::OnlyCpus;
         }
@@ -151,7 +151,7 @@ impl DeviceRequest {
 
     /// The facts that the probes collect beyond the list of accelerators.
     #[must_use]
-    pub fn probe_scope(&self) -> ProbeScope {
+    pub(crate) fn probe_scope(&self) -> ProbeScope {
         let needs_idle = self.devices.as_ref().is_some_and(|devices| devices.value.1 == Selector::Idle);
         let needs_links = self.order.as_ref().is_some_and(|order| order.value == DeviceOrder::Topology);
         ProbeScope {

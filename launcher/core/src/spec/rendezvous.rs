@@ -60,7 +60,7 @@ pub struct RoundTimes {
 
 impl RoundTimes {
     /// The default `timeout` of a static rendezvous.
-    pub const STATIC_JOIN: Duration = Duration::from_secs(900);
+    pub(crate) const STATIC_JOIN: Duration = Duration::from_secs(900);
 
     /// torch's for a static rendezvous: one time to wait for everything.
     #[must_use]

@@ -99,7 +99,7 @@ pub enum StopReason {
 
 /// What is expected to follow a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterStop {
+pub(crate) enum AfterStop {
     /// All workers may be started again.
     Restart,
     /// The job ends after this stop.
@@ -124,7 +124,7 @@ pub enum GraceCause {
 impl StopPolicy {
     /// From the signal to SIGKILL, for a stop with this reason.
     #[must_use]
-    pub fn grace_period(&self, reason: StopReason, after: AfterStop) -> Duration {
+    pub(crate) fn grace_period(&self, reason: StopReason, after: AfterStop) -> Duration {
         self.grace_for.resolve(reason, after).unwrap_or(self.grace)
     }
 }

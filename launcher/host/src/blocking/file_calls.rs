@@ -52,7 +52,7 @@ struct ThreadState {
 
 impl FileCalls {
     /// All files are in memory from now on: no call hangs.
-    pub fn set_in_memory(&self) {
+    pub(crate) fn set_in_memory(&self) {
         self.is_in_memory.store(true, Ordering::Relaxed);
     }
 

@@ -16,13 +16,13 @@ const LOCAL: [FsType; 6] =
 /// True if reads of `path` need no server (statfs(2)). A write may still hang: the disk may be frozen for a snapshot, or
 /// be a network's block device. False if there is no such file. The question itself may hang on another file system.
 #[must_use]
-pub fn is_on_local_disk(path: &Path) -> bool {
+pub(crate) fn is_on_local_disk(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| LOCAL.contains(&found.filesystem_type()))
 }
 
 /// True if no call on `path` hangs: the files are in memory. Otherwise as [`is_on_local_disk`].
 #[must_use]
-pub fn is_in_memory(path: &Path) -> bool {
+pub(crate) fn is_in_memory(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
 }
 

@@ -30,7 +30,7 @@ const END_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// The control socket of this job.
 #[derive(Debug)]
-pub struct ControlEndpoint {
+pub(crate) struct ControlEndpoint {
     folder: JobFolder,
     is_in_memory: bool,
     listener: UnixListener,
@@ -62,7 +62,7 @@ impl ControlEndpoint {
     ///
     /// # Errors
     /// No place allows it.
-    pub fn open(places: &RuntimeFolders, job: &JobId) -> io::Result<Self> {
+    pub(crate) fn open(places: &RuntimeFolders, job: &JobId) -> io::Result<Self> {
         let (folder, listener) = JobFolder::make(places, job)?;
         let is_in_memory = is_in_memory(&folder.path);
         Ok(Self { folder, is_in_memory, listener, server: ServerState::Idle })
@@ -70,13 +70,13 @@ impl ControlEndpoint {
 
     /// True if the file system of the folder always answers.
     #[must_use]
-    pub const fn is_in_memory(&self) -> bool {
+    pub(crate) const fn is_in_memory(&self) -> bool {
         self.is_in_memory
     }
 
     /// Lets readers have the last events, and stops listening. Returns the folder, which is to be removed.
     #[must_use]
-    pub fn close(self) -> JobFolder {
+    pub(crate) fn close(self) -> JobFolder {
         if let ServerState::Running(server) = self.server {
             drop(server.ended);
             while server.done.recv_timeout(END_TIMEOUT) == Ok(()) {}
@@ -86,7 +86,7 @@ impl ControlEndpoint {
 
     /// Readable when [`Self::take_requests`] has something to do.
     #[must_use]
-    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.server {
             ServerState::Idle => Some(self.listener.as_fd()),
             ServerState::Running(server) => Some(server.wake.as_fd()),
@@ -95,7 +95,7 @@ impl ControlEndpoint {
     }
 
     /// The requests since the last call. A first client starts the server.
-    pub fn take_requests(&mut self) -> Vec<ControlRequest> {
+    pub(crate) fn take_requests(&mut self) -> Vec<ControlRequest> {
         if matches!(self.server, ServerState::Idle) && is_readable(self.listener.as_fd()) {
             self.server = start_server(&self.listener).unwrap_or_else(|error| {
                 tracing::warn!("the control socket is not served: {error}");
@@ -119,7 +119,7 @@ impl ControlEndpoint {
     }
 
     /// Lets the next client start a server that has failed: descriptors may be free again.
-    pub fn retry_server(&mut self) {
+    pub(crate) fn retry_server(&mut self) {
         if matches!(self.server, ServerState::Failed) {
             self.server = ServerState::Idle;
         }
@@ -127,12 +127,12 @@ impl ControlEndpoint {
 
     /// How many clients read events.
     #[must_use]
-    pub fn event_readers(&self) -> usize {
+    pub(crate) fn event_readers(&self) -> usize {
         if let ServerState::Running(server) = &self.server { server.events.receiver_count() } else { 0 }
     }
 
     /// Sends an event to the clients that read events.
-    pub fn publish(&self, generation: Generation, name: &str, text: String) {
+    pub(crate) fn publish(&self, generation: Generation, name: &str, text: String) {
         let ServerState::Running(server) = &self.server else { return };
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = Reply::Event(JobEventLine {

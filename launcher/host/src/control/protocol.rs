@@ -9,7 +9,7 @@ pub const VERSION: u32 = 1;
 /// The refusal of a job that serves as many clients as it can.
 pub const TOO_MANY_CLIENTS: &str = "too many clients are connected; try again";
 /// A longer request is refused.
-pub const MAX_REQUEST_BYTES: usize = 4096;
+pub(crate) const MAX_REQUEST_BYTES: usize = 4096;
 
 /// What a client asks of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum ClientRequest {
 
 /// Why a request is refused. The text is the answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+pub(crate) enum RequestError {
     /// The line is longer than a request can be.
     #[error("a request has at most {MAX_REQUEST_BYTES} bytes")]
     TooLong,
@@ -62,7 +62,7 @@ struct RequestLine {
 ///
 /// # Errors
 /// The line is not a request of this version.
-pub fn parse_request(line: &[u8]) -> Result<ClientRequest, RequestError> {
+pub(crate) fn parse_request(line: &[u8]) -> Result<ClientRequest, RequestError> {
     if line.len() > MAX_REQUEST_BYTES {
         return Err(RequestError::TooLong);
     }

@@ -28,7 +28,7 @@ const TEXT: usize = 256;
 ///
 /// # Errors
 /// The driver's error text, or ours if there is no driver.
-pub fn cuda_devices_in_order() -> CudaOrder {
+pub(crate) fn cuda_devices_in_order() -> CudaOrder {
     catch_panic(|| {
         // SAFETY: a driver's library may be loaded in any process; its constructors affect this probe alone.
         if !unsafe { is_culib_present() } {

@@ -39,7 +39,7 @@ const MAX_PROBLEMS: usize = 64;
 
 /// Everything but what only NVML knows. What was not asked for is not read.
 #[must_use]
-pub fn probe_kernel(root: &Path, ask: ProbeScope) -> Machine {
+pub(crate) fn probe_kernel(root: &Path, ask: ProbeScope) -> Machine {
     let tree = Tree::new(root);
     let mut report = KernelReport::default();
     nvidia::find(&tree, &mut report);

@@ -4,7 +4,7 @@
 //! output and ends. So a library that hangs is killed at the deadline, one that crashes takes nothing with it, and the
 //! launcher never has a driver in its own memory.
 
-pub mod cuda_driver;
+pub(crate) mod cuda_driver;
 pub mod kernel;
 pub mod merge;
 pub mod nvidia;

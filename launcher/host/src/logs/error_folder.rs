@@ -18,7 +18,7 @@ use rankrun_core::facts::Facts;
 
 /// The name of such a folder, before `_` and eight random characters. torch's own folders have these characters right
 /// behind `torchelastic_`.
-pub const NAME_PREFIX: &str = "torchelastic_rankrun";
+pub(crate) const NAME_PREFIX: &str = "torchelastic_rankrun";
 
 /// In memory: folders that are made at each start and removed at each end cost microseconds there, and up to a
 /// third of a millisecond each on a disk that discards blocks.

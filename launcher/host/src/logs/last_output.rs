@@ -29,13 +29,13 @@ impl Tail {
 impl Logs {
     /// The last lines of these workers, in their order.
     #[must_use]
-    pub fn last_outputs(&self, workers: &[WorkerId]) -> Vec<LastOutput> {
+    pub(crate) fn last_outputs(&self, workers: &[WorkerId]) -> Vec<LastOutput> {
         self.output_reader(workers).read()
     }
 
     /// Reads the last lines of these workers later, and on any thread.
     #[must_use]
-    pub fn output_reader(&self, workers: &[WorkerId]) -> OutputReader {
+    pub(crate) fn output_reader(&self, workers: &[WorkerId]) -> OutputReader {
         OutputReader(workers.iter().map(|worker| self.workers.get(worker).cloned()).collect())
     }
 }

@@ -32,7 +32,7 @@ use tree::Attempt;
 mod channel;
 pub mod error_folder;
 mod filter;
-pub mod last_output;
+pub(crate) mod last_output;
 mod latch;
 mod pump;
 mod source;
@@ -106,7 +106,7 @@ impl LogError {
 
 /// A loss that is not an error: reported under `-v`.
 #[derive(Debug, thiserror::Error)]
-pub enum LogNote {
+pub(crate) enum LogNote {
     /// There is no log tree, and no error file either.
     #[error("no log folder and no error files: cannot make a folder in `{path}`: {source}", path = .path.display())]
     NoTree {
@@ -159,13 +159,13 @@ pub struct Logs {
 
 /// Log files that are open before their worker starts.
 #[derive(Debug, Default)]
-pub struct LogFiles(HashMap<PathBuf, Result<File, LogError>>);
+pub(crate) struct LogFiles(HashMap<PathBuf, Result<File, LogError>>);
 
 impl LogFiles {
     /// Opens the files of all routes and filters; an error is kept for the worker with that file. A file system may hang
     /// here.
     #[must_use]
-    pub fn open<'a>(
+    pub(crate) fn open<'a>(
         routes: impl Iterator<Item = &'a Routes>,
         attempt: Option<&Attempt>,
         filters: &LineFilters,
@@ -246,7 +246,7 @@ impl Logs {
     ///
     /// # Errors
     /// A file cannot be opened.
-    pub fn open_line_filters(
+    pub(crate) fn open_line_filters(
         &mut self,
         attempt: Option<&Attempt>,
         wanted: &LineFilters,
@@ -268,7 +268,7 @@ impl Logs {
     }
 
     /// Sets the open files of the workers that start next.
-    pub fn set_files(&mut self, files: LogFiles) {
+    pub(crate) fn set_files(&mut self, files: LogFiles) {
         self.files = files;
         self.calls.retry();
     }
@@ -302,7 +302,7 @@ impl Logs {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn pump(&mut self) -> Result<(), LogError> {
+    pub(crate) fn pump(&mut self) -> Result<(), LogError> {
         for (pump, stream) in
             [(&mut self.stdout, OutputStream::Stdout), (&mut self.stderr, OutputStream::Stderr)]
         {
@@ -332,7 +332,7 @@ impl Logs {
 
     /// [`Self::tail`], with all that the worker wrote before its end, unless the threads are held up for so long.
     #[must_use]
-    pub fn tail_after_drain(&self, worker: WorkerId, limit: Duration) -> Vec<String> {
+    pub(crate) fn tail_after_drain(&self, worker: WorkerId, limit: Duration) -> Vec<String> {
         if let Ok(read) = self.send_with_completion(|done| PumpCommand::CatchUp(worker.generation, done))
             && !read.is_complete()
         {
@@ -348,7 +348,7 @@ impl Logs {
     ///
     /// # Errors
     /// No descriptor is left to wait with.
-    pub fn generation_ended(&self, generation: Generation) -> Result<Drained, LogError> {
+    pub(crate) fn generation_ended(&self, generation: Generation) -> Result<Drained, LogError> {
         self.send_with_completion(|done| PumpCommand::Ended(generation, done))
     }
 
@@ -370,7 +370,7 @@ impl Logs {
     }
 
     /// The notes about losses since the last call.
-    pub fn take_notes(&mut self) -> Vec<LogNote> {
+    pub(crate) fn take_notes(&mut self) -> Vec<LogNote> {
         std::mem::take(&mut self.notes)
     }
 

@@ -34,7 +34,7 @@ pub struct FullLogFolder {
 }
 
 /// The hint for every error about a full log disk.
-pub const FREE_SPACE_HINT: &str = "free space there, or choose another folder with `--log-dir`";
+pub(crate) const FREE_SPACE_HINT: &str = "free space there, or choose another folder with `--log-dir`";
 
 /// With less than this a file system counts as full, in bytes: room for one more line does not help.
 const MIN_FREE: u64 = 4096;

@@ -33,7 +33,7 @@ const ROUND_INFIX: &str = ".round_";
 
 /// The log folders of one launch.
 #[derive(Debug)]
-pub struct LogTree {
+pub(crate) struct LogTree {
     /// The base, when it is ours to remove.
     temporary: Option<PathBuf>,
     /// Held as long as the agent lives, where the base is a folder of error files.
@@ -55,7 +55,7 @@ struct AttemptCounts {
 
 /// The result of creating the log tree.
 #[derive(Debug)]
-pub enum TreeOutcome {
+pub(crate) enum TreeOutcome {
     /// The log tree has been created.
     Made(LogTree),
     /// The user switched the log tree off.
@@ -140,7 +140,7 @@ impl LogTree {
     ///
     /// # Errors
     /// The folder that the user named cannot be made or written.
-    pub fn make(dir: &LogDir, run_id: &RunId) -> Result<TreeOutcome, LogError> {
+    pub(crate) fn make(dir: &LogDir, run_id: &RunId) -> Result<TreeOutcome, LogError> {
         let name = folder_name(run_id);
         match dir {
             LogDir::Off => Ok(TreeOutcome::Off),
@@ -187,7 +187,11 @@ impl LogTree {
     ///
     /// # Errors
     /// The tree is no longer writable, or has no room.
-    pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
+    pub(crate) fn attempt(
+        &mut self,
+        restarts: RestartCount,
+        workers: LocalWorldSize,
+    ) -> Result<Attempt, LogError> {
         let attempt = self.attempt_of(restarts, workers);
         self.make_attempt(&attempt)?;
         self.attempts = Some(self.attempts.map_or(AttemptCounts { restarts, workers }, |before| {
@@ -201,7 +205,7 @@ impl LogTree {
     ///
     /// # Errors
     /// As [`Self::attempt`].
-    pub fn attempt_in(
+    pub(crate) fn attempt_in(
         &mut self,
         round: u64,
         restarts: RestartCount,
@@ -252,20 +256,20 @@ impl LogTree {
 
     /// The path of this launch's folder.
     #[must_use]
-    pub fn run_folder(&self) -> &Path {
+    pub(crate) fn run_folder(&self) -> &Path {
         &self.run
     }
 
     /// The error files that workers of any generation have left, at most so many. Links that a worker made are not followed.
     #[must_use]
-    pub fn error_files(&self, at_most: usize) -> Vec<PathBuf> {
+    pub(crate) fn error_files(&self, at_most: usize) -> Vec<PathBuf> {
         let workers = folders_in(&self.run).flat_map(|attempt| folders_in(&attempt));
         let files = workers.map(|worker| worker.join(ERROR_FILE));
         files.filter(|file| file.symlink_metadata().is_ok()).take(at_most).collect()
     }
 
     /// Removes empty folders; a folder with files stays, and all folders above it.
-    pub fn remove_empty(&self) {
+    pub(crate) fn remove_empty(&self) {
         self.attempts().for_each(|attempt| attempt.remove_empty());
         self.rounds().iter().for_each(Attempt::remove_empty);
         let folders = [Some(&self.run), self.temporary.as_ref()];

@@ -37,7 +37,7 @@ const MAX_RECORD_LEN: usize = 1024;
 
 /// A report of the wrapper about the worker that is started by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachReport {
+pub(crate) enum AttachReport {
     /// The wrapper started the worker with this pid.
     Started(Pid),
     /// The worker ended, as its wrapper reports.
@@ -51,7 +51,7 @@ pub enum AttachReport {
 
 /// The agent's side: the listening socket and its one caller.
 #[derive(Debug)]
-pub struct AttachListener {
+pub(crate) struct AttachListener {
     /// `None` once the kernel does not accept connections any more.
     listener: Option<OwnedFd>,
     client: AttachClient,
@@ -74,7 +74,7 @@ enum AttachClient {
 /// The name of the socket for the wrapper of a worker. Each generation gets another name. It is random: every user of
 /// the machine sees the names in use, and must not be able to take the next one first.
 #[must_use]
-pub fn socket_name(job: &JobId, worker: WorkerId) -> String {
+pub(crate) fn socket_name(job: &JobId, worker: WorkerId) -> String {
     format!("rankrun/{job}/{}/{}/{}", worker.generation, worker.local_rank, Uuid::new_v4().simple())
 }
 
@@ -83,7 +83,7 @@ impl AttachListener {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn open(name: &str) -> io::Result<Self> {
+    pub(crate) fn open(name: &str) -> io::Result<Self> {
         let listener = new_socket(SockFlag::SOCK_NONBLOCK)?;
         bind(listener.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         listen(&listener, Backlog::new(4)?)?;
@@ -92,7 +92,7 @@ impl AttachListener {
     }
 
     /// Readable when [`Self::receive`] has something to do.
-    pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub(crate) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let caller = match &self.client {
             AttachClient::Expected(caller)
             | AttachClient::Starting(caller)
@@ -103,7 +103,7 @@ impl AttachListener {
     }
 
     /// Accepts or refuses callers, and returns the reports of the worker, in order. Never waits.
-    pub fn receive(&mut self) -> Vec<AttachReport> {
+    pub(crate) fn receive(&mut self) -> Vec<AttachReport> {
         let mut reported = Vec::new();
         // First, so that a caller that arrives after another one's end gets an answer.
         while let Some(report) = self.next_report() {
@@ -133,7 +133,7 @@ impl AttachListener {
 
     /// Tells the wrapper, now or later, that the agent does not wait for this worker any more. Later reports are
     /// still read.
-    pub fn release_worker(&mut self, reason: &str) {
+    pub(crate) fn release_worker(&mut self, reason: &str) {
         match &self.client {
             AttachClient::Expected(caller) => send_record(caller, b'r', reason),
             AttachClient::Starting(caller) | AttachClient::Running(caller, _) => {

@@ -23,7 +23,7 @@ use rankrun_core::worker_command::WorkerCommand;
 
 /// The end of one worker, as reaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerExit {
+pub(crate) struct WorkerExit {
     /// The worker that the process was.
     pub worker: WorkerId,
     /// Its pid, free for reuse from now on.
@@ -47,7 +47,7 @@ struct Child {
 
 /// The workers that are not reaped yet.
 #[derive(Debug)]
-pub struct Children {
+pub(crate) struct Children {
     by_pid: HashMap<Pid, Child>,
     /// The workers' pidfds. The kernel lists them as ready in the order in which the processes died, which
     /// `waitpid(-1)` does not keep. Absent or empty where pidfds are not to be had; then that order is lost.
@@ -65,7 +65,7 @@ impl Children {
     ///
     /// # Errors
     /// The kernel's refusal; then no process is left.
-    pub fn spawn(
+    pub(crate) fn spawn(
         &mut self,
         worker: WorkerId,
         command: &WorkerCommand,
@@ -91,7 +91,7 @@ impl Children {
     /// stopped process cannot act on a signal.
     ///
     /// The leader is unreaped, so no other group can have taken the group's number.
-    pub fn signal_groups(&mut self, workers: &[WorkerId], signal: Signal) {
+    pub(crate) fn signal_groups(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, kill_group);
         if signal != Signal::SIGKILL {
             self.signal_each(workers, Signal::SIGCONT, kill_group);
@@ -99,7 +99,7 @@ impl Children {
     }
 
     /// Signals the process groups of all workers that are not reaped yet.
-    pub fn signal_all_groups(&mut self, signal: Signal) {
+    pub(crate) fn signal_all_groups(&mut self, signal: Signal) {
         for (pid, child) in &mut self.by_pid {
             child.is_killed |= signal == Signal::SIGKILL;
             let _ = kill_group(*pid, signal);
@@ -107,7 +107,7 @@ impl Children {
     }
 
     /// Signals the worker processes alone, without their groups.
-    pub fn signal_leaders(&mut self, workers: &[WorkerId], signal: Signal) {
+    pub(crate) fn signal_leaders(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, kill);
     }
 
@@ -126,7 +126,7 @@ impl Children {
     }
 
     /// Reaps every child that has died, without waiting.
-    pub fn reap(&mut self) -> ReapedWorkers {
+    pub(crate) fn reap(&mut self) -> ReapedWorkers {
         let mut reapings = ReapedWorkers::default();
         let mut ready = [EpollEvent::empty(); 64];
         while let Some(deaths) = &self.deaths
@@ -159,7 +159,7 @@ impl Children {
 
 /// The processes reaped by one call.
 #[derive(Debug, Default)]
-pub struct ReapedWorkers {
+pub(crate) struct ReapedWorkers {
     /// The reaped workers, in the order of their deaths.
     pub workers: Vec<WorkerExit>,
     /// Probes, and orphans that this process inherited as subreaper.
@@ -234,7 +234,7 @@ pub enum Reaped {
 
 /// Reaps any one dead child, without waiting.
 #[must_use]
-pub fn wait_for_any() -> Reaped {
+pub(crate) fn wait_for_any() -> Reaped {
     wait_for(Pid::from_raw(-1))
 }
 

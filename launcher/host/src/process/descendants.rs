@@ -30,7 +30,7 @@ use crate::process::reserve::with_reserve;
 
 /// The descendants that a sweep may kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KillScope {
+pub(crate) enum KillScope {
     /// All of them: this process had no children before the job.
     All,
     /// Descendants that carry the job's mark, and everything below them. For PID 1 of a container, which inherits
@@ -53,7 +53,7 @@ const MAX_SCANS: usize = 16;
 ///
 /// # Errors
 /// The processes cannot be listed, so it is unknown whether any is left.
-pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
+pub(crate) fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
     let children = signal_set([Signal::SIGCHLD]);
     let inbox = SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
     #[expect(clippy::disallowed_methods, reason = "the limit on a blocking wait is this shell's own")]
@@ -76,7 +76,7 @@ pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError>
 ///
 /// # Errors
 /// The processes cannot be listed, so it is unknown whether any is left.
-pub fn kill_present_descendants() -> Result<Vec<ProcessIdentity>, ProcessScanError> {
+pub(crate) fn kill_present_descendants() -> Result<Vec<ProcessIdentity>, ProcessScanError> {
     Ok(kill_present(&KillScope::All)?.iter().map(FoundProcess::identity).collect())
 }
 
@@ -105,7 +105,7 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub fn descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
+pub(crate) fn descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     with_reserve(|| filter_descendants(root, true, &|_, parent_is| Ok(parent_is))).map(pids_of)
 }
 
@@ -123,7 +123,7 @@ fn kill_targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
+pub(crate) fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
     let is_kept = |pid| Ok(ProcessEnvironment::of(pid)?.value(KEEP) == Some(b"1"));
     with_reserve(|| {
         let mut live = Vec::new();
@@ -141,7 +141,7 @@ pub fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may not be stopped.
-pub fn stop_descendants() -> Result<(), ProcessScanError> {
+pub(crate) fn stop_descendants() -> Result<(), ProcessScanError> {
     with_reserve(|| signal_descendants_of(own_pid(), HashSet::new(), Signal::SIGSTOP, &|| true))
 }
 
@@ -149,7 +149,7 @@ pub fn stop_descendants() -> Result<(), ProcessScanError> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may be left.
-pub fn kill_unreaped() -> Result<(), ProcessScanError> {
+pub(crate) fn kill_unreaped() -> Result<(), ProcessScanError> {
     with_reserve(|| signal_descendants_of(own_pid(), HashSet::new(), Signal::SIGKILL, &|| true))
 }
 
@@ -201,7 +201,7 @@ fn signal_descendants_of(
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may stay stopped.
-pub fn continue_descendants() -> Result<(), ProcessScanError> {
+pub(crate) fn continue_descendants() -> Result<(), ProcessScanError> {
     with_reserve(|| {
         kill_targets(&KillScope::All)?.iter().for_each(|found| found.signal_if_same(Signal::SIGCONT));
         Ok(())
@@ -210,7 +210,7 @@ pub fn continue_descendants() -> Result<(), ProcessScanError> {
 
 /// A process that the walk met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FoundProcess {
+pub(crate) struct FoundProcess {
     /// The process id when it was found.
     pub pid: Pid,
     /// The start time, in clock ticks since boot.
@@ -227,12 +227,12 @@ impl FoundProcess {
 
     /// The process as plain data.
     #[must_use]
-    pub const fn identity(&self) -> ProcessIdentity {
+    pub(crate) const fn identity(&self) -> ProcessIdentity {
         ProcessIdentity { pid: self.pid, started: self.started }
     }
 
     /// Signals it, and no later owner of its pid.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         with_reserve(|| self.signal_if_same(signal));
     }
 
@@ -242,14 +242,14 @@ impl FoundProcess {
     }
 
     /// Signals the process, and continues it: a stopped process cannot act on a signal.
-    pub fn signal_and_continue(&self, signal: Signal) {
+    pub(crate) fn signal_and_continue(&self, signal: Signal) {
         self.signal(signal);
         self.signal(Signal::SIGCONT);
     }
 
     /// The command line of the process, in one line.
     #[must_use]
-    pub fn command(&self) -> String {
+    pub(crate) fn command(&self) -> String {
         proc::displayed_command(self.pid)
     }
 }
@@ -319,7 +319,7 @@ fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
 
 /// Whether the process is in uninterruptible sleep, as far as can be seen.
 #[must_use]
-pub fn is_in_dstate(pid: Pid) -> bool {
+pub(crate) fn is_in_dstate(pid: Pid) -> bool {
     with_reserve(|| ProcessStat::of(pid)).ok().flatten().is_some_and(|stat| stat.is_in_dstate())
 }
 

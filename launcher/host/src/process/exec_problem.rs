@@ -45,7 +45,7 @@ const CORE: u64 = 4;
 
 /// The problem of a program that the kernel refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ExecProblem {
+pub(crate) enum ExecProblem {
     /// The file is a program for another processor.
     OtherMachine {
         /// The name of the processor that it needs.
@@ -136,7 +136,7 @@ impl fmt::Display for ExecProblem {
 impl ExecProblem {
     /// The problem that explains the kernel's refusal, if the file shows one.
     #[must_use]
-    pub fn find(program: &Path, refusal: &io::Error) -> Option<Self> {
+    pub(crate) fn find(program: &Path, refusal: &io::Error) -> Option<Self> {
         let errno = Errno::from_raw(refusal.raw_os_error()?);
         if !matches!(errno, Errno::ENOENT | Errno::ENOEXEC | Errno::EACCES) {
             return None;
@@ -152,7 +152,7 @@ impl ExecProblem {
 
     /// The way out for that program.
     #[must_use]
-    pub fn hint(&self, program: &Path) -> String {
+    pub(crate) fn hint(&self, program: &Path) -> String {
         let file = program.display();
         match self {
             Self::OtherMachine { .. } => {
@@ -189,7 +189,7 @@ impl ExecProblem {
 
 /// Whether no program of that file system may run (`noexec`).
 #[must_use]
-pub fn is_on_noexec_mount(path: &Path) -> bool {
+pub(crate) fn is_on_noexec_mount(path: &Path) -> bool {
     let stat = rustix::fs::statvfs(path);
     stat.is_ok_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC))
 }
@@ -202,7 +202,7 @@ pub const fn noexec_hint() -> &'static str {
 
 /// How the carriage returns of a script are removed.
 #[must_use]
-pub fn carriage_return_hint(script: &Path) -> String {
+pub(crate) fn carriage_return_hint(script: &Path) -> String {
     format!("`sed -i 's/\\r$//' {}` removes the carriage returns of all lines", script.display())
 }
 

@@ -14,7 +14,7 @@ use rankrun_core::exit_code::ExitStatus;
 
 /// Messages from the guard to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ToAgent {
+pub(crate) enum ToAgent {
     /// The guard received this signal; the agent handles it.
     Signal(i32),
     /// The terminal has changed its size.
@@ -38,7 +38,7 @@ pub enum ToGuard {
 
 /// The result of one read of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkMessage<T> {
+pub(crate) enum LinkMessage<T> {
     /// A message of the other process.
     Message(T),
     /// No message has arrived so far.
@@ -95,7 +95,7 @@ impl GuardLink {
     ///
     /// # Errors
     /// The agent is gone, or has not read a great many signals.
-    pub fn send_to_agent(&self, message: ToAgent) -> io::Result<()> {
+    pub(crate) fn send_to_agent(&self, message: ToAgent) -> io::Result<()> {
         self.send(match message {
             ToAgent::Signal(number) => [b's', u8::try_from(number).unwrap_or_default()],
             ToAgent::Resized => [b'w', 0],
@@ -106,7 +106,7 @@ impl GuardLink {
 
     /// Guard's side: returns the next message, without waiting.
     #[must_use]
-    pub fn receive_from_agent(&self) -> LinkMessage<ToGuard> {
+    pub(crate) fn receive_from_agent(&self) -> LinkMessage<ToGuard> {
         match self.receive() {
             LinkMessage::Message([b'h', _]) => LinkMessage::Message(ToGuard::Handled),
             LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToGuard::Suspended),
@@ -136,7 +136,7 @@ impl GuardLink {
 
     /// Agent's side: returns the next message, without waiting.
     #[must_use]
-    pub fn receive_from_guard(&self) -> LinkMessage<ToAgent> {
+    pub(crate) fn receive_from_guard(&self) -> LinkMessage<ToAgent> {
         match self.receive() {
             LinkMessage::Message([b's', signal]) => LinkMessage::Message(ToAgent::Signal(i32::from(signal))),
             LinkMessage::Message([b'w', _]) => LinkMessage::Message(ToAgent::Resized),
@@ -156,7 +156,7 @@ impl GuardLink {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
     let (watched, lifeline) = pipe2(OFlag::O_CLOEXEC)?;
     // SAFETY: both take a number and change only the owner and the flags of this pipe.
     let is_set = unsafe {

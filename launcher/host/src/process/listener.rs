@@ -15,7 +15,7 @@ const MAX_PROCESSES: usize = 65_536;
 
 /// The pid and the name of the process that listens on `port`.
 #[must_use]
-pub fn listener_of_port(port: u16) -> Option<(Pid, String)> {
+pub(crate) fn listener_of_port(port: u16) -> Option<(Pid, String)> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
     let inodes: Vec<String> = tables.iter().flat_map(|table| listening_inodes(table, port)).collect();
     if inodes.is_empty() {

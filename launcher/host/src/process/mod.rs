@@ -15,7 +15,7 @@
 
 mod agent_exit;
 pub mod attach;
-pub mod attach_listener;
+pub(crate) mod attach_listener;
 pub mod child;
 pub mod descendants;
 pub mod exec_problem;
@@ -87,7 +87,7 @@ pub(crate) fn signal_set(signals: impl IntoIterator<Item = Signal>) -> SigSet {
 
 /// Converts a `wait` status (wait(2)) to an exit.
 #[must_use]
-pub const fn exit_of_wait_status(status: i32) -> Exit {
+pub(crate) const fn exit_of_wait_status(status: i32) -> Exit {
     if libc::WIFSIGNALED(status) {
         Exit::Signal { number: libc::WTERMSIG(status), core_dumped: libc::WCOREDUMP(status) }
     } else {
@@ -97,7 +97,7 @@ pub const fn exit_of_wait_status(status: i32) -> Exit {
 
 /// The hint where the kernel starts no process and no thread.
 #[must_use]
-pub fn process_limit_hint(source: &io::Error) -> Option<&'static str> {
+pub(crate) fn process_limit_hint(source: &io::Error) -> Option<&'static str> {
     (source.raw_os_error() == Some(libc::EAGAIN)).then_some(
         "a limit on processes and threads is reached: raise it (`ulimit -u` of this user, `--pids-limit` of a container), or \
          end some of them",

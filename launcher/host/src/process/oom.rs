@@ -15,7 +15,7 @@ use rankrun_core::job_event::memory::PeakMemory;
 
 /// The kernel's OOM counters at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OomCounters {
+pub(crate) struct OomCounters {
     /// Of this process's memory cgroup; nothing where it cannot be read.
     cgroup: Option<CgroupCounters>,
     machine: Option<u64>,
@@ -112,7 +112,7 @@ const MAX_FILE_LEN: u64 = 1 << 20;
 impl OomCounters {
     /// Reads the counters of the cgroup and of the machine.
     #[must_use]
-    pub fn read() -> Self {
+    pub(crate) fn read() -> Self {
         Self::below(Path::new("/"))
     }
 
@@ -127,7 +127,7 @@ impl OomCounters {
 
     /// The OOM kills since `before` was read.
     #[must_use]
-    pub fn kills_since(&self, before: &Self) -> OomKills {
+    pub(crate) fn kills_since(&self, before: &Self) -> OomKills {
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let cgroups = self.cgroup.as_ref().zip(before.cgroup.as_ref());
         // Counters of another cgroup cannot be compared.
@@ -196,7 +196,7 @@ const MIN_VICTIM_DIVISOR: u64 = 64;
 
 /// Deaths by SIGKILL that were found together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SigkillDeaths {
+pub(crate) struct SigkillDeaths {
     /// The peak memory of each worker; the launcher did not send its signal.
     pub workers: Vec<Option<PeakMemory>>,
     /// The number of dead processes that workers had left behind.
@@ -205,7 +205,7 @@ pub struct SigkillDeaths {
 
 /// Which deaths by SIGKILL the counters explain, since the workers of a generation were started.
 #[derive(Debug, Default)]
-pub struct OomLedger {
+pub(crate) struct OomLedger {
     before: OomCounters,
     /// Kills that already explain a worker's death.
     explained_kills: u64,
@@ -218,18 +218,18 @@ pub struct OomLedger {
 impl OomLedger {
     /// Reads the counters to compare with later.
     #[must_use]
-    pub fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         Self { before: OomCounters::read(), ..Self::default() }
     }
 
     /// The OOM kills since [`Self::begin`].
     #[must_use]
-    pub fn kills(&self) -> OomKills {
+    pub(crate) fn kills(&self) -> OomKills {
         OomCounters::read().kills_since(&self.before)
     }
 
     /// Reads the counters, unless it did so a moment ago.
-    pub fn sample(&mut self, now: Instant) {
+    pub(crate) fn sample(&mut self, now: Instant) {
         // Without counters of the cgroup there is nothing to read.
         if self.before.cgroup.is_none() {
             return;
@@ -257,7 +257,7 @@ impl OomLedger {
     }
 
     /// The evidence about workers that died by SIGKILL and were reaped together.
-    pub fn explain_deaths(&mut self, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
+    pub(crate) fn explain_deaths(&mut self, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
         let kills = self.kills();
         self.explain_with_kills(kills, deaths, now)
     }

@@ -78,7 +78,7 @@ pub(super) fn with_reserve<T>(scan: impl FnOnce() -> T) -> T {
 ///
 /// # Errors
 /// `EMFILE` where few are left; the errors of `open`.
-pub fn open_keeping_reserve<T>(open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn open_keeping_reserve<T>(open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // Held meanwhile: the descriptors that a walk frees belong to the reserve.
     let mut reserve = lock_reserve();
     reserve.fill()?;

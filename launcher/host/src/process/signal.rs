@@ -140,7 +140,7 @@ pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn reset_sigchld_action() -> io::Result<()> {
+pub(crate) fn reset_sigchld_action() -> io::Result<()> {
     // SAFETY: the default action is not a handler.
     unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGCHLD, SigHandler::SigDfl) }?;
     Ok(())
@@ -164,7 +164,7 @@ impl SignalInbox {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn open_for_early_signals() -> io::Result<Option<Self>> {
+    pub(crate) fn open_for_early_signals() -> io::Result<Option<Self>> {
         if getpid().as_raw() != 1 {
             return Ok(None);
         }

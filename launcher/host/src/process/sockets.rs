@@ -14,12 +14,12 @@ const MOST_LINES: usize = 100_000;
 
 /// The sockets of this network namespace that have an established connection to one port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ConnectedSockets(HashSet<u64>);
+pub(crate) struct ConnectedSockets(HashSet<u64>);
 
 impl ConnectedSockets {
     /// Looks at the kernel's tables; empty where they cannot be read.
     #[must_use]
-    pub fn to_port(port: u16) -> Self {
+    pub(crate) fn to_port(port: u16) -> Self {
         let mut inodes = HashSet::new();
         for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
             let Ok(file) = with_reserve(|| File::open(table)) else { continue };
@@ -31,7 +31,7 @@ impl ConnectedSockets {
 
     /// Whether the process has one of them open.
     #[must_use]
-    pub fn is_held_by(&self, pid: Pid) -> bool {
+    pub(crate) fn is_held_by(&self, pid: Pid) -> bool {
         if self.0.is_empty() {
             return false;
         }

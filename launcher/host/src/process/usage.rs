@@ -14,7 +14,7 @@ use crate::process::reserve::with_reserve;
 
 /// The sum over a process and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TreeUsage {
+pub(crate) struct TreeUsage {
     /// The common state of the process and its descendants.
     pub state: RunState,
     /// User and system time, that of reaped children included.
@@ -27,20 +27,20 @@ pub struct TreeUsage {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`, or `is_expired` before its end (`ETIME`).
-pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
+pub(crate) fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
     with_reserve(|| tree_pids(root, is_late))
 }
 
 /// The usage of the process and its descendants; `None` if there is no such process, or `/proc` does not answer in
 /// time.
 #[must_use]
-pub fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
+pub(crate) fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
     with_reserve(|| scan_tree_usage(root, is_late))
 }
 
 /// The same on another thread than the agent's, which must not wait for the reserve of descriptors.
 #[must_use]
-pub fn scan_tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
+pub(crate) fn scan_tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
     let stats: Result<Vec<_>, _> = tree_pids(root, is_late).ok()?.into_iter().map(ProcessStat::of).collect();
     let units = Units {
         ticks_per_second: rustix::param::clock_ticks_per_second(),

@@ -99,7 +99,7 @@ impl Watchdog {
 
     /// Agent's side: workers may live until `kill_by`. `None` without workers, or if no other node goes on without
     /// this one.
-    pub fn set_kill_deadline(&self, kill_by: Option<Instant>) {
+    pub(crate) fn set_kill_deadline(&self, kill_by: Option<Instant>) {
         let stamp = Stamp::of(kill_by, self.origin);
         if self.deadlines.kill_by.swap(stamp.0, Ordering::SeqCst) == 0 && stamp.0 > 0 {
             // A count that is full wakes as well.
@@ -109,7 +109,7 @@ impl Watchdog {
 
     /// Agent's side: the instant that the guard has killed for since this was asked last.
     #[must_use]
-    pub fn take_killed_deadline(&self) -> Option<Instant> {
+    pub(crate) fn take_killed_deadline(&self) -> Option<Instant> {
         Stamp(self.deadlines.killed_for.swap(0, Ordering::SeqCst)).instant(self.origin)
     }
 

@@ -40,7 +40,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
 
 /// Inputs of the choice of an address.
 #[derive(Debug, Clone, Copy)]
-pub struct AddressFacts<'a> {
+pub(crate) struct AddressFacts<'a> {
     /// The address from `--local-addr`, if the user gave it.
     pub local_addr: Option<&'a str>,
     /// The interface from `--iface`, if the user gave it.
@@ -57,7 +57,7 @@ pub struct AddressFacts<'a> {
 
 /// The published address, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PublishedHost {
+pub(crate) struct PublishedHost {
     /// The address that other nodes are told.
     pub addr: String,
     /// Reason for this address.
@@ -66,7 +66,7 @@ pub struct PublishedHost {
 
 /// Reason for the published address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AddressReason {
+pub(crate) enum AddressReason {
     /// The user gave it with `--local-addr`.
     Given,
     /// It belongs to the interface from `--iface`.
@@ -147,7 +147,7 @@ fn quoted_list(names: &[String]) -> String {
 ///
 /// # Errors
 /// `--iface` names an interface that does not exist, or has no address.
-pub fn choose_published_host(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
+pub(crate) fn choose_published_host(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
     if let Some(given) = known.local_addr {
         return Ok(PublishedHost { addr: given.to_owned(), why: AddressReason::Given });
     }
@@ -182,7 +182,7 @@ pub fn choose_published_host(known: &AddressFacts<'_>) -> Result<PublishedHost, 
 ///
 /// # Errors
 /// See [`choose_published_host`]. `--iface` is checked even if `--local-addr` decides.
-pub fn is_confined(
+pub(crate) fn is_confined(
     local_addr: Option<&str>,
     iface: Option<&str>,
     interfaces: &[Interface],
@@ -198,7 +198,7 @@ pub fn is_confined(
 /// the endpoint's host. `None` if the store must listen on all addresses. The endpoint has priority over the interface,
 /// because other nodes look for the store there.
 #[must_use]
-pub fn listen_addresses(
+pub(crate) fn listen_addresses(
     interfaces: &[Interface],
     iface: &str,
     meant: &[IpAddr],
@@ -227,7 +227,7 @@ pub fn listen_addresses(
 /// The interface by which this node's workers reach workers on other nodes. It is the interface of the connection to
 /// the rendezvous store; for a loopback connection, that of the published address. `None` for a job of one node.
 #[must_use]
-pub fn workers_interface(known: &AddressFacts<'_>, chosen: &PublishedHost) -> Option<String> {
+pub(crate) fn workers_interface(known: &AddressFacts<'_>, chosen: &PublishedHost) -> Option<String> {
     let of_address = |address: IpAddr| {
         let mut all = known.interfaces.iter();
         all.find(|one| one.address == Some(address)).map(|one| one.name.clone())
@@ -258,7 +258,7 @@ pub fn workers_interface(known: &AddressFacts<'_>, chosen: &PublishedHost) -> Op
 
 /// Hint to the user if NCCL chooses among several networks of this host. `own` is the interface of the other libraries.
 #[must_use]
-pub fn several_networks_hint(interfaces: &[Interface], own: &str) -> Option<String> {
+pub(crate) fn several_networks_hint(interfaces: &[Interface], own: &str) -> Option<String> {
     let names = network::hardware_interfaces(interfaces);
     (names.len() > 1).then(|| {
         format!(
@@ -282,7 +282,7 @@ pub fn loopback(host: &str) -> Option<IpAddr> {
 /// Warning if this machine does not have the address of `--local-addr`. It may still be right if addresses are
 /// translated. A name is not resolved.
 #[must_use]
-pub fn unknown_address_warning(known: &AddressFacts<'_>) -> Option<String> {
+pub(crate) fn unknown_address_warning(known: &AddressFacts<'_>) -> Option<String> {
     let given = known.local_addr?;
     let address = given.trim_matches(['[', ']']).parse::<IpAddr>().ok()?.to_canonical();
     let is_own = address.is_loopback()

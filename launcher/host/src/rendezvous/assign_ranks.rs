@@ -57,13 +57,13 @@ pub struct RankExchange {
 }
 
 /// A name look-up.
-pub type Resolve = Arc<dyn Fn(&str, u16) -> ResolveFuture + Send + Sync>;
+pub(crate) type Resolve = Arc<dyn Fn(&str, u16) -> ResolveFuture + Send + Sync>;
 
 /// The addresses of a name.
-pub type ResolveFuture = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
+pub(crate) type ResolveFuture = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
 /// The training store of this node. A call that is under way is finished before the next round's.
-pub type SharedTrainingStore = Arc<tokio::sync::Mutex<TrainingStore>>;
+pub(crate) type SharedTrainingStore = Arc<tokio::sync::Mutex<TrainingStore>>;
 
 /// Calls the store on a thread of its own: a store that is busy must not hold up the other tasks.
 async fn call_store<T: Send + 'static>(

@@ -36,7 +36,7 @@ const MAX_IDENTITY: usize = 64;
 
 /// Why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreFailure {
+pub(crate) enum StoreFailure {
     /// The connection failed and cannot be used any more.
     #[error(transparent)]
     Store(#[from] ClientError),
@@ -52,7 +52,7 @@ pub enum StoreFailure {
 
 /// Both connections, and the state that was read last.
 #[derive(Debug)]
-pub struct C10dBackend {
+pub(crate) struct C10dBackend {
     keys: RendezvousKeys,
     request_client: Client,
     change_notifier: Client,
@@ -67,7 +67,7 @@ pub struct C10dBackend {
 
 /// What the notification connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoreChange {
+pub(crate) enum StoreChange {
     /// The notification of this version.
     Ring(i64),
     /// The success of all nodes in this round. It cannot be read later: a torchrun agent that hosts the store ends just
@@ -77,7 +77,7 @@ pub enum StoreChange {
 
 /// What to read besides the state.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SnapshotQuery<'a> {
+pub(crate) struct SnapshotQuery<'a> {
     /// The round of which failure and success are read.
     pub round: Option<u64>,
     /// Nodes of which the success in that round is read.
@@ -88,7 +88,7 @@ pub struct SnapshotQuery<'a> {
 
 /// The result of one read. The state itself is [`C10dBackend::state`].
 #[derive(Debug, Clone, Default)]
-pub struct StoreSnapshot {
+pub(crate) struct StoreSnapshot {
     /// How the job was closed, if a closing note exists.
     pub end: Option<ClosingNote>,
     /// The first failure of the round.
@@ -110,7 +110,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The first connection gets no valid answer within `limit`, or the second within another `limit`.
-    pub async fn connect(
+    pub(crate) async fn connect(
         addresses: &[SocketAddr],
         settings: &ClientSettings,
         keys: RendezvousKeys,
@@ -136,7 +136,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The connection is closed.
-    pub fn local_ip(&self) -> Result<IpAddr, ClientError> {
+    pub(crate) fn local_ip(&self) -> Result<IpAddr, ClientError> {
         Ok(self.request_client.local_addr()?.ip())
     }
 
@@ -144,13 +144,13 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The connection is closed.
-    pub fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
+    pub(crate) fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
         self.request_client.peer_addr()
     }
 
     /// The kernel's smoothed round-trip time of the connection for requests.
     #[must_use]
-    pub fn round_trip(&self) -> Duration {
+    pub(crate) fn round_trip(&self) -> Duration {
         self.request_client.round_trip()
     }
 
@@ -158,7 +158,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
+    pub(crate) async fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
         let key = self.keys.store_identity();
         let found = self.request_client.compare_set(&key, b"", fresh.as_bytes()).await?;
         Ok(escape_bytes_for_terminal(&found, MAX_IDENTITY))
@@ -168,35 +168,35 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn known_identity(&mut self) -> Result<String, ClientError> {
+    pub(crate) async fn known_identity(&mut self) -> Result<String, ClientError> {
         known_identity(&mut self.request_client, &self.keys).await
     }
 
     /// The state as of the last read or write.
     #[must_use]
-    pub const fn state(&self) -> &RendezvousState {
+    pub(crate) const fn state(&self) -> &RendezvousState {
         &self.state
     }
 
     /// The keys of this job.
-    #[must_use]
-    pub const fn keys(&self) -> &RendezvousKeys {
+    #[cfg(test)]
+    pub(crate) const fn keys(&self) -> &RendezvousKeys {
         &self.keys
     }
 
     /// Sets that the job has only one round, with these torch keys.
-    pub fn set_round_keys(&mut self, only: RoundKeys) {
+    pub(crate) fn set_round_keys(&mut self, only: RoundKeys) {
         self.only = Some(only);
     }
 
     /// The connection for requests, for direct calls.
-    pub const fn request_client(&mut self) -> &mut Client {
+    pub(crate) const fn request_client(&mut self) -> &mut Client {
         &mut self.request_client
     }
 
     /// The oldest unanswered request on either connection.
     #[must_use]
-    pub fn unanswered(&self) -> Option<&UnansweredRequest> {
+    pub(crate) fn unanswered(&self) -> Option<&UnansweredRequest> {
         self.request_client.unanswered().or_else(|| self.change_notifier.unanswered())
     }
 
@@ -204,7 +204,10 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub async fn read_snapshot(&mut self, wants: &SnapshotQuery<'_>) -> Result<StoreSnapshot, StoreFailure> {
+    pub(crate) async fn read_snapshot(
+        &mut self,
+        wants: &SnapshotQuery<'_>,
+    ) -> Result<StoreSnapshot, StoreFailure> {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
@@ -252,7 +255,11 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub async fn write(&mut self, state: &RendezvousState, notifies: bool) -> Result<bool, StoreFailure> {
+    pub(crate) async fn write(
+        &mut self,
+        state: &RendezvousState,
+        notifies: bool,
+    ) -> Result<bool, StoreFailure> {
         let text = pickle::encode(state);
         let found = self.request_client.compare_set(self.keys.state(), &self.text, &text).await?;
         if found != text {
@@ -271,7 +278,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn notify_change(&mut self) -> Result<(), ClientError> {
+    pub(crate) async fn notify_change(&mut self) -> Result<(), ClientError> {
         let version = self.request_client.add(&self.keys.version(), 1).await?;
         // Our own notification is skipped, unless another agent sent one before it.
         if version == self.version.wrapping_add(1) {
@@ -288,7 +295,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn subscribe_changes(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
+    pub(crate) async fn subscribe_changes(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
         let next = success_of.map_or(StoreChange::Ring(self.version.wrapping_add(1)), StoreChange::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
@@ -308,7 +315,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn poll_change(&mut self) -> Result<Option<StoreChange>, ClientError> {
+    pub(crate) async fn poll_change(&mut self) -> Result<Option<StoreChange>, ClientError> {
         let Some(awaited) = self.armed else { return Ok(None) };
         if !self.change_notifier.end_wait(false).await? {
             return Ok(None);
@@ -318,7 +325,7 @@ impl C10dBackend {
     }
 
     /// Returns when [`Self::poll_change`] has something to do. May be dropped at any time.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         match self.armed {
             Some(_) => self.change_notifier.readable().await,
             None => std::future::pending().await,
@@ -334,7 +341,10 @@ impl C10dBackend {
 ///
 /// # Errors
 /// See [`Client`].
-pub async fn known_identity(client: &mut Client, keys: &RendezvousKeys) -> Result<String, ClientError> {
+pub(crate) async fn known_identity(
+    client: &mut Client,
+    keys: &RendezvousKeys,
+) -> Result<String, ClientError> {
     Ok(escape_bytes_for_terminal(&client.get(&keys.store_identity()).await?, MAX_IDENTITY))
 }
 

@@ -27,7 +27,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Host and port of the rendezvous store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreEndpoint {
+pub(crate) struct StoreEndpoint {
     /// A name or an address, without brackets.
     pub host: String,
     /// TCP port; 0 means any free port, if this node hosts.
@@ -47,7 +47,7 @@ impl std::fmt::Display for StoreEndpoint {
 impl StoreEndpoint {
     /// Whether the endpoint means the local machine on every machine.
     #[must_use]
-    pub fn is_loopback(&self) -> bool {
+    pub(crate) fn is_loopback(&self) -> bool {
         address::loopback(&self.host).is_some()
     }
 
@@ -67,7 +67,7 @@ impl StoreEndpoint {
     ///
     /// # Errors
     /// See [`Self::resolve`].
-    pub async fn look_up(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+    pub(crate) async fn look_up(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
         if let Some(addresses) = self.parse_without_resolver() {
             return Ok(addresses);
         }
@@ -81,7 +81,7 @@ impl StoreEndpoint {
     ///
     /// # Errors
     /// The name does not resolve, or the resolver does not answer within `limit`.
-    pub fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+    pub(crate) fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
         match self.parse_without_resolver() {
             Some(addresses) => Ok(addresses),
             None => resolve_host(&self.host, self.port, limit),
@@ -132,7 +132,7 @@ fn is_local_guess(endpoint: &StoreEndpoint) -> bool {
 
 /// Which clients may connect to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AllowedClients {
+pub(crate) enum AllowedClients {
     /// Only agents on this machine.
     ThisMachine,
     /// Agents that know this local address.
@@ -143,14 +143,14 @@ pub enum AllowedClients {
 
 /// The addresses of the endpoint's host on this machine; empty if its name does not resolve here.
 #[must_use]
-pub fn endpoint_addresses(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
+pub(crate) fn endpoint_addresses(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
     let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
     found.iter().map(|address| address.ip().to_canonical()).collect()
 }
 
 /// Whether this node may open the store, by the user's setting or by a guess.
 #[must_use]
-pub fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
+pub(crate) fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
     is_host.unwrap_or_else(|| is_local_guess(endpoint))
 }
 
@@ -159,7 +159,7 @@ pub fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
 ///
 /// # Errors
 /// The port cannot be bound: it is in use although this node must host, or this user has no permission.
-pub fn open_store(
+pub(crate) fn open_store(
     endpoint: &StoreEndpoint,
     is_host: Option<bool>,
     (clients, ports): (AllowedClients, Option<PortRange>),
@@ -197,7 +197,7 @@ fn bind_unless_answered<T>(
 
 /// The error of a port in use, with its cause if no socket listens there.
 #[must_use]
-pub fn port_taken_unless_answered(error: StoreError) -> StoreError {
+pub(crate) fn port_taken_unless_answered(error: StoreError) -> StoreError {
     with_owner(port_taken_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error))
 }
 
@@ -259,7 +259,7 @@ fn is_in_use(error: &io::Error) -> bool {
 
 /// Where this node connects to its own store. With the endpoint's address, the local end is an address that other nodes
 /// know. Otherwise the loopback.
-pub async fn own_addresses(endpoint: &StoreEndpoint, store: SocketAddr) -> Vec<SocketAddr> {
+pub(crate) async fn own_addresses(endpoint: &StoreEndpoint, store: SocketAddr) -> Vec<SocketAddr> {
     let at = StoreEndpoint { host: endpoint.host.clone(), port: store.port() };
     let mut addresses = if store.ip().is_unspecified() {
         at.look_up(RESOLVE_LIMIT).await.unwrap_or_default()

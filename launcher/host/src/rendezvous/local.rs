@@ -27,7 +27,7 @@ impl LocalRendezvous {
 
     /// Starts to empty the training store, if it has been used. The call has to end before this node joins the next
     /// round.
-    pub fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
+    pub(crate) fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
         (self.next_round > 0).then(|| self.training_store.start_reset())?
     }
 

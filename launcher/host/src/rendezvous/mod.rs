@@ -10,11 +10,11 @@ pub mod assign_ranks;
 pub mod c10d;
 pub mod host;
 pub mod local;
-pub mod port_owner;
-pub mod static_rdzv;
+pub(crate) mod port_owner;
+pub(crate) mod static_rdzv;
 pub mod task;
 pub mod training_store;
-pub mod unreached;
+pub(crate) mod unreached;
 
 use std::sync::Arc;
 

@@ -25,7 +25,7 @@ impl std::fmt::Display for PortOwner {
 
 /// The process that listens on the port at any address. `None` if there is none, or if it belongs to another user.
 #[must_use]
-pub fn port_owner(port: u16) -> Option<PortOwner> {
+pub(crate) fn port_owner(port: u16) -> Option<PortOwner> {
     let links: Vec<String> = read_tcp_tables()
         .flat_map(|table| parse_listener_inodes(&table, port))
         .map(|inode| format!("socket:[{inode}]"))
@@ -42,7 +42,7 @@ pub fn port_owner(port: u16) -> Option<PortOwner> {
 
 /// Whether the kernel lists a listener on this port at any address.
 #[must_use]
-pub fn is_listened_on(port: u16) -> bool {
+pub(crate) fn is_listened_on(port: u16) -> bool {
     read_tcp_tables().any(|table| !parse_listener_inodes(&table, port).is_empty())
 }
 

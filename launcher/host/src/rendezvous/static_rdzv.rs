@@ -12,8 +12,8 @@ mod claim;
 #[cfg(test)]
 mod tests;
 
-pub use authority::AuthorityCheck;
-pub use claim::{claim_name, release_ranks, withdraw_claims};
+pub(crate) use authority::AuthorityCheck;
+pub(crate) use claim::{claim_name, release_ranks, withdraw_claims};
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ const INIT: &str = "init/";
 
 /// This node's parameters of a static job.
 #[derive(Debug, Clone)]
-pub struct StaticSetup {
+pub(crate) struct StaticSetup {
     /// Run id of the job, part of all keys.
     pub run_id: RunId,
     /// Name of this agent in the shared state.
@@ -64,7 +64,7 @@ pub struct StaticSetup {
 
 /// How a static job starts on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FirstRound {
+pub(crate) enum FirstRound {
     /// torchrun agents take part: the job has only this round.
     Mixed(Round),
     /// All agents are rankrun's. This round is complete, as the shared state under [`RendezvousKeys::static_keys`] says.
@@ -85,7 +85,10 @@ pub enum FirstRound {
 ///
 /// # Errors
 /// See [`AssignRanksError`]: not all nodes joined in time, or some do not belong to the job.
-pub async fn first_round(store: &mut Client, setup: &StaticSetup) -> Result<FirstRound, AssignRanksError> {
+pub(crate) async fn first_round(
+    store: &mut Client,
+    setup: &StaticSetup,
+) -> Result<FirstRound, AssignRanksError> {
     let job = StaticJob::of(setup);
     job.refuse_torchrun(store).await?;
     job.claim(store).await?;
@@ -105,7 +108,7 @@ pub async fn first_round(store: &mut Client, setup: &StaticSetup) -> Result<Firs
 
 /// The nodes that have joined a static job, for the user's waiting line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JoinProgress {
+pub(crate) struct JoinProgress {
     /// Names of the nodes that have joined.
     pub here: Vec<NodeName>,
     /// Node ranks without an agent so far.
@@ -118,7 +121,7 @@ pub struct JoinProgress {
 ///
 /// # Errors
 /// See [`Client`].
-pub async fn read_join_progress(
+pub(crate) async fn read_join_progress(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     (own_rank, own): (NodeRank, &Node),

@@ -132,7 +132,7 @@ impl NetworkRendezvous {
     }
 
     /// Workers may run, and the watchdog ends them at the end of the lease if this process cannot. `None`: no workers run.
-    pub fn set_watchdog(&self, watchdog: Option<Watchdog>) {
+    pub(crate) fn set_watchdog(&self, watchdog: Option<Watchdog>) {
         self.lease.set_watchdog(watchdog);
     }
 

@@ -71,7 +71,10 @@ impl TrainingStore {
     ///
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
-    pub fn open_local(rendezvous: &RendezvousSpec, network: &NetworkSpec) -> Result<Self, RendezvousError> {
+    pub(crate) fn open_local(
+        rendezvous: &RendezvousSpec,
+        network: &NetworkSpec,
+    ) -> Result<Self, RendezvousError> {
         let plan = rendezvous.store();
         let mut store = Self::unopened(plan.host, network);
         store.set_address(plan.addr, None);
@@ -83,7 +86,7 @@ impl TrainingStore {
 
     /// The store of a dynamic job. It opens in the first round in which this node has rank 0.
     #[must_use]
-    pub fn unopened(host: StoreHost, network: &NetworkSpec) -> Self {
+    pub(crate) fn unopened(host: StoreHost, network: &NetworkSpec) -> Self {
         let NetworkSpec { ports, store_limit, .. } = *network;
         let addr = String::new();
         match host {
@@ -107,7 +110,7 @@ impl TrainingStore {
 
     /// Sets the host that the workers get, and the one address to listen on if the user named its interface. Every node
     /// of a static job was given both.
-    pub fn set_address(&mut self, addr: &str, only: Option<IpAddr>) {
+    pub(crate) fn set_address(&mut self, addr: &str, only: Option<IpAddr>) {
         match self {
             Self::OwnServer(own) => {
                 addr.clone_into(&mut own.addr);
@@ -119,7 +122,7 @@ impl TrainingStore {
     }
 
     /// Sets the client ids of the agents, whose connections to a shared store outlive a round.
-    pub fn set_agent_ids(&mut self, ids: impl Iterator<Item = u32>) {
+    pub(crate) fn set_agent_ids(&mut self, ids: impl Iterator<Item = u32>) {
         if let Self::Shared(shared) = self {
             shared.agent_ids = ids.collect();
         }
@@ -153,7 +156,7 @@ impl TrainingStore {
     }
 
     /// [`Self::reset`] for a loop, if this agent has a server of its own.
-    pub fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
+    pub(crate) fn start_reset(&self) -> Option<Result<BlockingCall<Result<(), StoreError>>, StoreError>> {
         let Self::OwnServer(OwnServer { server: Some(server), .. }) = self else { return None };
         Some(server.start_reset())
     }

@@ -72,7 +72,7 @@ pub enum UnreachedReason {
 impl UnreachedReason {
     /// The reason for a failed connection attempt.
     #[must_use]
-    pub fn of_client(error: &ClientError) -> Self {
+    pub(crate) fn of_client(error: &ClientError) -> Self {
         match error {
             ClientError::Io(error) => Self::of_io(error),
             ClientError::Silent { .. } => Self::Silent,
@@ -86,7 +86,7 @@ impl UnreachedReason {
 
     /// The reason for a failed name lookup.
     #[must_use]
-    pub fn of_name(host: &str, error: &io::Error) -> Self {
+    pub(crate) fn of_name(host: &str, error: &io::Error) -> Self {
         let text = error.to_string();
         let why = text.strip_prefix("failed to lookup address information: ").unwrap_or(&text);
         Self::NoAddress { host: host.to_owned(), why: why.to_owned() }
@@ -116,13 +116,13 @@ impl UnreachedReason {
 
     /// Whether another program than a store listens at the endpoint.
     #[must_use]
-    pub const fn is_another_program(&self) -> bool {
+    pub(crate) const fn is_another_program(&self) -> bool {
         matches!(self, Self::AnotherProgram { .. })
     }
 
     /// Adds the process that listens on the port, if it runs on this machine.
     #[must_use]
-    pub fn with_owner(self, owner: Option<PortOwner>) -> Self {
+    pub(crate) fn with_owner(self, owner: Option<PortOwner>) -> Self {
         match self {
             Self::AnotherProgram { program } => match owner {
                 Some(owner) => Self::AnotherProgram { program: format!("{owner}, {program}") },
@@ -171,7 +171,7 @@ impl UnreachedReason {
 
 /// The lines that the user has seen while this node waits for its first connection to the store.
 #[derive(Debug, Default)]
-pub struct WaitingLines {
+pub(crate) struct WaitingLines {
     reasons: Vec<UnreachedReason>,
     /// Time of the last line since the wait began.
     reported_at: Option<Duration>,
@@ -180,20 +180,20 @@ pub struct WaitingLines {
 impl WaitingLines {
     /// Whether a line can be due for any reason.
     #[must_use]
-    pub fn may_be_due(&self, waited: Duration) -> bool {
+    pub(crate) fn may_be_due(&self, waited: Duration) -> bool {
         waited >= FIRST_LINE
     }
 
     /// When a line can be due next for the present reason.
     #[must_use]
-    pub fn next_line(&self, waited: Duration) -> Duration {
+    pub(crate) fn next_line(&self, waited: Duration) -> Duration {
         let next = self.reported_at.map_or(FIRST_LINE_WITHOUT_REASON, |said| said + REMINDER);
         [FIRST_LINE, next].into_iter().filter(|at| *at > waited).min().unwrap_or(waited + REMINDER)
     }
 
     /// The line that is due after this wait, with the time left. Each reason is told once, and the present reason again
     /// after a longer time.
-    pub fn line(
+    pub(crate) fn line(
         &mut self,
         waited: Duration,
         reason: Option<UnreachedReason>,

@@ -32,7 +32,7 @@ const MISSING_PEER: [&str; 5] = [
 
 /// The sentence about the early success that probably caused the failure.
 #[must_use]
-pub fn probable_cause(failure: &FailureReport) -> Option<String> {
+pub(crate) fn probable_cause(failure: &FailureReport) -> Option<String> {
     if !matches!(failure.kind, FailureKind::Ended | FailureKind::EndedByStop) {
         return None;
     }
@@ -53,7 +53,7 @@ pub fn probable_cause(failure: &FailureReport) -> Option<String> {
 
 /// The ranks that the hint is about.
 #[must_use]
-pub fn early_ranks(failure: &FailureReport) -> String {
+pub(crate) fn early_ranks(failure: &FailureReport) -> String {
     let lost = failure.report.as_ref().and_then(|report| report.lost_rank);
     let all = failure.early.iter().map(|early| early.rank);
     lost.map_or_else(|| rank_names(all), |lost| rank_names([lost]))
@@ -87,7 +87,7 @@ fn seconds_before(before: Duration) -> String {
 
 /// How all other ranks of the node ended; equal ends together.
 #[must_use]
-pub fn other_ends_text(failure: &FailureReport) -> String {
+pub(crate) fn other_ends_text(failure: &FailureReport) -> String {
     let mut groups: Vec<(String, Vec<Rank>)> = Vec::new();
     if let Some(before) = early_range_text(&failure.early) {
         groups

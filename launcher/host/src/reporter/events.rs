@@ -96,9 +96,9 @@ pub enum TorchEvent {
 }
 
 /// torch's placeholder for the error file of a worker that a signal ended.
-pub const ENDED_BY_SIGNAL: &str = r#"{"message": "<NONE>"}"#;
+pub(crate) const ENDED_BY_SIGNAL: &str = r#"{"message": "<NONE>"}"#;
 /// The same for one that exited.
-pub const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"category": "system_terminated_error", "retryability": "False"}}"#;
+pub(crate) const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"category": "system_terminated_error", "retryability": "False"}}"#;
 
 /// The ranks and the pid of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

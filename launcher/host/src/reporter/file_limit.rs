@@ -11,7 +11,7 @@ const ADVISED: rlim_t = 1024;
 
 /// A cause as text. If the limit on open files is reached, with that limit.
 #[must_use]
-pub fn cause_in_words(cause: &(dyn Error + 'static)) -> String {
+pub(crate) fn cause_in_words(cause: &(dyn Error + 'static)) -> String {
     match own_limit().filter(|_| is_emfile(cause)) {
         Some(limit) => with_limit(&cause.to_string(), limit),
         None => cause.to_string(),
@@ -20,7 +20,7 @@ pub fn cause_in_words(cause: &(dyn Error + 'static)) -> String {
 
 /// The hint for an error: how to raise the limit on open files where that is a cause of it, else the given one.
 #[must_use]
-pub fn hint_of(error: &dyn Error, own_hint: Option<&str>) -> Option<String> {
+pub(crate) fn hint_of(error: &dyn Error, own_hint: Option<&str>) -> Option<String> {
     let limit = own_limit().filter(|_| has_emfile(error.source()));
     limit.map(advice).or_else(|| own_hint.map(str::to_owned))
 }

@@ -21,7 +21,7 @@ use rankrun_core::spec::stop::StopReason;
 /// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
 /// has no line. The line of a long wait names the awaited thing.
 #[must_use]
-pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
+pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match event {
         JobEvent::WorkerFailed { end, live, .. } if live.is_empty() => {
             format!("{} failed: {}", worker_name(end, round), end_in_words(end, rank_of(end, round)))
@@ -110,7 +110,7 @@ fn worker_name(end: &WorkerEnd, round: Option<&Round>) -> String {
 
 /// The line about workers that have exited with 0 while other workers of this node still run.
 #[must_use]
-pub fn some_finished(
+pub(crate) fn some_finished(
     finished: &[LocalRank],
     live: &[LocalRank],
     since: Duration,
@@ -134,7 +134,7 @@ pub fn some_finished(
 
 /// The lines about other nodes, under both command names; `None` for other events.
 #[must_use]
-pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+pub(crate) fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
         0 => String::new(),
         count => {
@@ -164,7 +164,7 @@ pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
 
 /// The lines about devices after a failure, under both command names; `None` for other events.
 #[must_use]
-pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+pub(crate) fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     Some(match event {
         JobEvent::CheckingDevices => {
             let limit = spec.device_request.probe_timeout.as_secs_f64();
@@ -194,7 +194,7 @@ pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> 
 
 /// The lines about time limits, under both command names; `None` for other events.
 #[must_use]
-pub fn limit_event_text(event: &JobEvent) -> Option<String> {
+pub(crate) fn limit_event_text(event: &JobEvent) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
     Some(match event {
         JobEvent::Stuck { worker: uninterruptible, stuck_for, limit, live, grace } => format!(
@@ -244,7 +244,7 @@ pub fn limit_event_text(event: &JobEvent) -> Option<String> {
 
 /// The lines about the restart policy, under both command names; `None` for other events.
 #[must_use]
-pub fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+pub(crate) fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
     Some(match event {
         JobEvent::RestartRequested { live, .. } if live.is_empty() => "restart by request".to_owned(),
@@ -299,13 +299,13 @@ fn restart_text(used: RestartCount, spec: &LaunchSpec) -> String {
 
 /// The launcher's line about the start of a worker by hand.
 #[must_use]
-pub fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String {
+pub(crate) fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String {
     format!("local rank {local_rank} was started by hand (pid {pid})")
 }
 
 /// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
 #[must_use]
-pub fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -> String {
+pub(crate) fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -> String {
     let what = match (failed, reason) {
         (Some(end), _) => format!("local rank {} failed: {}", end.local_rank, end.exit),
         (None, StopReason::TimeLimit) => "the time limit of the job is over".to_owned(),

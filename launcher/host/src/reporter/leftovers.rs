@@ -12,7 +12,7 @@ use rankrun_core::spec::stop::StopReason;
 const MAX_NAMED: usize = 4;
 
 /// A process that a worker left running: pid and command.
-pub type LeftoverProcess = (Pid, String);
+pub(crate) type LeftoverProcess = (Pid, String);
 
 /// The launcher waits for these processes, up to `at_most`; the time limit of the job ends the wait too.
 #[must_use]
@@ -58,7 +58,7 @@ pub fn unkillable(leftovers: &[LeftoverProcess]) -> String {
 
 /// The line for an event about processes that the workers left behind; `None` for other events.
 #[must_use]
-pub fn event_text(event: &JobEvent) -> Option<String> {
+pub(crate) fn event_text(event: &JobEvent) -> Option<String> {
     match event {
         JobEvent::AwaitingLeftovers { signal, pids, at_most } => Some(awaited(*signal, pids, *at_most)),
         JobEvent::LeftoversSurvive { pids } => Some(surviving(pids)),
@@ -81,7 +81,7 @@ fn awaited(signal: Option<Signal>, pids: &[Pid], at_most: Duration) -> String {
 
 /// The line about processes that the workers left behind and that SIGKILL has not ended.
 #[must_use]
-pub fn surviving(pids: &[Pid]) -> String {
+pub(crate) fn surviving(pids: &[Pid]) -> String {
     format!(
         "{} survived SIGKILL, probably stuck in the kernel: a worker had left that behind",
         pid_names(pids)
@@ -95,7 +95,7 @@ fn pid_names(pids: &[Pid]) -> String {
 
 /// The line about a long shutdown.
 #[must_use]
-pub const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
+pub(crate) const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
     match notice {
         ShutdownNotice::OutputPending => {
             "waiting for a reader of the workers' output; a signal ends the wait"

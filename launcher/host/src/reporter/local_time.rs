@@ -20,7 +20,7 @@ impl LocalTime {
 
     /// As torch's log lines begin: `1121 19:11:52.657000`.
     #[must_use]
-    pub fn log_stamp(&self) -> String {
+    pub(crate) fn log_stamp(&self) -> String {
         self.0.strftime("%m%d %H:%M:%S%.3f000").to_string()
     }
 }

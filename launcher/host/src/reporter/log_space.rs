@@ -19,7 +19,7 @@ pub struct LogDisk {
 
 /// A row of a failure report: name and value.
 #[must_use]
-pub fn row(failure: &FailureReport) -> Option<(&'static str, String)> {
+pub(crate) fn row(failure: &FailureReport) -> Option<(&'static str, String)> {
     let disk = failure.log_disk.as_ref()?;
     let is_named = is_named_in(texts(failure));
     Some(match is_cause(failure, disk) {
@@ -31,7 +31,7 @@ pub fn row(failure: &FailureReport) -> Option<(&'static str, String)> {
 
 /// The hint for a full log disk, if the worker has probably failed of it or has written nothing.
 #[must_use]
-pub fn hint(failure: &FailureReport) -> Option<String> {
+pub(crate) fn hint(failure: &FailureReport) -> Option<String> {
     let disk = failure.log_disk.as_ref()?;
     let is_silent = failure.report.is_none() && failure.tail.is_empty();
     (matches!(failure.exit, Exit::Code(_)) && (is_cause(failure, disk) || is_silent))
@@ -40,7 +40,7 @@ pub fn hint(failure: &FailureReport) -> Option<String> {
 
 /// The cause for the other nodes, of a worker without a report and with these last lines.
 #[must_use]
-pub fn cause_of(disk: &LogDisk, tail: &[String]) -> Option<String> {
+pub(crate) fn cause_of(disk: &LogDisk, tail: &[String]) -> Option<String> {
     let has_other_error = tail.iter().any(|line| is_exception(line));
     let is_cause = may_be_cause(disk) && (!has_other_error || is_named_in(tail.iter()));
     is_cause.then(|| format!("probably a full disk: {}", disk.full))

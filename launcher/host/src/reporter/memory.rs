@@ -21,13 +21,13 @@ const USE_LESS: &str = "this machine had no memory left: use less (a smaller bat
 
 /// How a worker ended: its exit, or the cause of a SIGKILL that the launcher did not send.
 #[must_use]
-pub fn end_in_words(end: &WorkerEnd, rank: Rank) -> String {
+pub(crate) fn end_in_words(end: &WorkerEnd, rank: Rank) -> String {
     end.foreign_kill.map_or_else(|| end.exit.to_string(), |kill| kill_in_words(kill, rank))
 }
 
 /// The cause of a SIGKILL that the launcher did not send.
 #[must_use]
-pub fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
+pub(crate) fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
     let peak = kill.peak.map(|peak| peak_in_words(peak, rank));
     match kill.oom {
         OomEvidence::InCgroup { limit, is_certain } => {

@@ -5,20 +5,20 @@
 pub mod causes;
 pub mod early;
 pub mod events;
-pub mod file_limit;
-pub mod job_event_text;
+pub(crate) mod file_limit;
+pub(crate) mod job_event_text;
 pub mod leftovers;
 pub mod local_time;
-pub mod log_space;
+pub(crate) mod log_space;
 pub mod memory;
 pub mod nodes;
 pub mod parent_file;
 pub mod program;
-pub mod rank_names;
+pub(crate) mod rank_names;
 pub mod rank_table;
 pub mod summary;
-pub mod torch_log;
-pub mod torch_report;
+pub(crate) mod torch_log;
+pub(crate) mod torch_report;
 mod trace;
 pub mod user_log;
 

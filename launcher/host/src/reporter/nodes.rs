@@ -17,7 +17,7 @@ const NAMES_SHOWN: usize = 8;
 
 /// The change of another node, as one line.
 #[must_use]
-pub fn membership_change_text(change: &MembershipChange) -> String {
+pub(crate) fn membership_change_text(change: &MembershipChange) -> String {
     match change {
         MembershipChange::Failed(failed) => {
             format!("{} failed: {}{}", worker(failed), plain(&failed.ended), peer_loss_text(failed.lost_peer))
@@ -47,7 +47,7 @@ pub fn membership_change_text(change: &MembershipChange) -> String {
 
 /// How the job has ended elsewhere, as one line.
 #[must_use]
-pub fn remote_end_text(ending: &RendezvousEnd) -> String {
+pub(crate) fn remote_end_text(ending: &RendezvousEnd) -> String {
     match ending {
         RendezvousEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
         RendezvousEnd::Closed { failure: Some(note) } => match note {
@@ -77,7 +77,7 @@ fn rule_text(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
 
 /// A further round, in which this node has so many workers.
 #[must_use]
-pub fn next_round_text(round: &Round, workers: u32) -> String {
+pub(crate) fn next_round_text(round: &Round, workers: u32) -> String {
     let first = round.base_rank.0;
     let ranks = match workers {
         1 => format!("rank {first}"),
@@ -203,7 +203,7 @@ fn peer_loss_text(peer: Option<PeerLoss>) -> String {
 
 /// The line on a node after all its workers exited with 0 and a worker of another node lost a peer.
 #[must_use]
-pub fn finished_before(failed: &WorkerFailure) -> String {
+pub(crate) fn finished_before(failed: &WorkerFailure) -> String {
     format!(
         "probably an early end: all workers of this node had exited with 0, and {} reports a lost peer",
         worker(failed)

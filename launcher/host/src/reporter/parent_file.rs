@@ -29,7 +29,7 @@ pub struct ParentFileError {
 
 /// The launcher's own failure in an error file: the error, and its causes as the call stack.
 #[must_use]
-pub fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
+pub(crate) fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
     let message = format!("{kind}: {}", format_chain(error));
     let mut callstack = format!("{kind}: {error}");
     let mut cause = error.source();
@@ -49,7 +49,7 @@ pub fn of_signal(signal: Signal, launcher: Pid, at: SystemTime) -> ErrorReport {
 
 /// Any other end of the launcher.
 #[must_use]
-pub fn of_text(text: &str, at: SystemTime) -> ErrorReport {
+pub(crate) fn of_text(text: &str, at: SystemTime) -> ErrorReport {
     with_time(format!("LaunchError: {text}"), text.to_owned(), at)
 }
 

@@ -43,7 +43,7 @@ pub fn title(spec: &LaunchSpec, foreign_python: Option<&OsStr>) -> String {
 
 /// The line about the first failure ends with this.
 #[must_use]
-pub fn in_log_line(entrypoint: &Entrypoint) -> String {
+pub(crate) fn in_log_line(entrypoint: &Entrypoint) -> String {
     match entrypoint {
         Entrypoint::RunPath { .. } => format!("of fn: {RUN_PATH} (start_method: spawn)"),
         Entrypoint::Script { python, .. } | Entrypoint::Module { python, .. } => {
@@ -55,7 +55,7 @@ pub fn in_log_line(entrypoint: &Entrypoint) -> String {
 
 /// The `entry_point` of an event.
 #[must_use]
-pub fn in_events(entrypoint: &Entrypoint) -> String {
+pub(crate) fn in_events(entrypoint: &Entrypoint) -> String {
     let base = |path: &Path| path.file_name().map(text).unwrap_or_default();
     match entrypoint {
         Entrypoint::RunPath { .. } => RUN_PATH.to_owned(),

@@ -4,7 +4,7 @@ use rankrun_contract::rank::Rank;
 
 /// `rank 3`, or `ranks 0, 2-7`, in ascending order.
 #[must_use]
-pub fn rank_names(ranks: impl IntoIterator<Item = Rank>) -> String {
+pub(crate) fn rank_names(ranks: impl IntoIterator<Item = Rank>) -> String {
     let mut ranks: Vec<u32> = ranks.into_iter().map(|rank| rank.0).collect();
     ranks.sort_unstable();
     ranks.dedup();

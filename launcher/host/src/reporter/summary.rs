@@ -212,7 +212,7 @@ fn tail_beside_report(failure: &FailureReport) -> Vec<&str> {
 
 /// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2, 10.0.0.2)`.
 #[must_use]
-pub fn worker_name_on_node(rank: Rank, local_rank: LocalRank, node: &NodeName) -> String {
+pub(crate) fn worker_name_on_node(rank: Rank, local_rank: LocalRank, node: &NodeName) -> String {
     plain(&format!("rank {rank} (local rank {local_rank}) on {node}"))
 }
 

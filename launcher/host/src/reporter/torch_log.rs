@@ -120,7 +120,7 @@ pub struct EventSubject<'a> {
 
 /// What torchrun says about one happening.
 #[must_use]
-pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
+pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     match event {
         JobEvent::WorkerFailed { live, .. } => closing_signal_lines(live, Signal::SIGTERM, group),
         JobEvent::GroupFailed { cause } => vec![failed_line(cause, group)],
@@ -287,14 +287,14 @@ fn restarting(used: u32, group: EventSubject<'_>) -> LogLine {
 
 /// A failed worker has an error file, and the parent process asked for none.
 #[must_use]
-pub fn no_parent_file(error_file: &str) -> LogLine {
+pub(crate) fn no_parent_file(error_file: &str) -> LogLine {
     let text = format!("no error file defined for parent, to copy child error file ({error_file})");
     LogLine { level: Level::Error, source: LogSource::torch(ERROR_HANDLER, 194), text }
 }
 
 /// An error file with a plain text message has no place for the exit code.
 #[must_use]
-pub fn no_place_for_code(error_file: &str) -> LogLine {
+pub(crate) fn no_place_for_code(error_file: &str) -> LogLine {
     let text =
         format!("child error file ({error_file}) has a new message format. \nskipping error code override");
     LogLine { level: Level::Warning, source: LogSource::torch(ERROR_HANDLER, 154), text }
@@ -302,14 +302,14 @@ pub fn no_place_for_code(error_file: &str) -> LogLine {
 
 /// The error file that the parent asked for existed already.
 #[must_use]
-pub fn replaced(path: &str, contents: &str) -> LogLine {
+pub(crate) fn replaced(path: &str, contents: &str) -> LogLine {
     let text = format!("{path} already exists and will be overwritten. Original contents:\n{contents}");
     LogLine { level: Level::Warning, source: LogSource::torch(ERROR_HANDLER, 205), text }
 }
 
 /// The line of a notice before the start; torch's own one has stars around it.
 #[must_use]
-pub fn of_notice(notice: &Notice) -> LogLine {
+pub(crate) fn of_notice(notice: &Notice) -> LogLine {
     match notice {
         Notice::SingleOmpThread => {
             let stars = "*".repeat(41);

@@ -18,7 +18,7 @@ const MAX_WIDTH: usize = 60;
 
 /// The facts of torchrun's failure report.
 #[derive(Debug, Clone)]
-pub struct TorchReport {
+pub(crate) struct TorchReport {
     /// The failed script, module or program.
     pub title: String,
     /// The node, by its full name.
@@ -31,7 +31,7 @@ pub struct TorchReport {
 
 /// One worker that failed, with torchrun's fields.
 #[derive(Debug, Clone)]
-pub struct FailedWorker {
+pub(crate) struct FailedWorker {
     /// The rank of the worker in the job.
     pub rank: Rank,
     /// The rank of the worker on its node.
@@ -50,7 +50,7 @@ pub struct FailedWorker {
 
 /// The text that follows `traceback :` in the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message {
+pub(crate) enum Message {
     /// A call stack, or a text in its place; its further lines are indented.
     Traceback(String),
     /// A text that is printed as it is.
@@ -61,7 +61,7 @@ pub enum Message {
 
 /// The report, from the line that names torch's exception to the last rule.
 #[must_use]
-pub fn render(report: &TorchReport) -> String {
+pub(crate) fn render(report: &TorchReport) -> String {
     let title = format!("{} FAILED", report.title);
     let root_cause = block(0, &report.root_cause, &report.host);
     let other_failures: Vec<String> =
@@ -82,7 +82,7 @@ pub fn render(report: &TorchReport) -> String {
 
 /// torchrun's last line after a stop by a signal; `launcher` is the process that the user started.
 #[must_use]
-pub fn of_signal(signal: Signal, launcher: Pid) -> String {
+pub(crate) fn of_signal(signal: Signal, launcher: Pid) -> String {
     format!("{SIGNAL_EXCEPTION_PREFIX}Process {launcher} got signal: {}\n", signal as i32)
 }
 

@@ -73,7 +73,7 @@ impl UserLog {
     }
 
     /// One line while the job runs.
-    pub fn print_line(&self, line: &str) {
+    pub(crate) fn print_line(&self, line: &str) {
         match self.log_style {
             LogStyle::Rankrun => self.write(&format!("rankrun: {line}")),
             LogStyle::Torch { .. } => {
@@ -155,7 +155,7 @@ impl UserLog {
     }
 
     /// torchrun's report of a failure, with texts of the workers: to the byte, except for control characters.
-    pub fn torch_report(&self, report: &str) {
+    pub(crate) fn torch_report(&self, report: &str) {
         self.print(&self.color_for_terminal(report));
     }
 

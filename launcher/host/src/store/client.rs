@@ -4,7 +4,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the limit of a call is by the clock")]
 
-pub mod another_program;
+pub(crate) mod another_program;
 #[cfg(test)]
 pub(crate) mod blocking;
 mod open;
@@ -24,11 +24,11 @@ use wire::Wire;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// An answer may take so many round trips of its connection: a lost packet is sent again after about two.
-pub const ROUND_TRIPS: u32 = 4;
+pub(crate) const ROUND_TRIPS: u32 = 4;
 
 /// How long the store may take to answer over a connection with this round trip.
 #[must_use]
-pub fn answer_limit(answer: Duration, round_trip: Duration) -> Duration {
+pub(crate) fn answer_limit(answer: Duration, round_trip: Duration) -> Duration {
     answer.max(round_trip.saturating_mul(ROUND_TRIPS))
 }
 
@@ -157,7 +157,7 @@ impl Client {
     ///
     /// # Errors
     /// The connection is gone.
-    pub fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
+    pub(crate) fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
         Ok(self.wire.peer_addr()?)
     }
 
@@ -266,7 +266,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn begin_wait(&mut self, keys: &[&str]) -> Result<(), ClientError> {
+    pub(crate) async fn begin_wait(&mut self, keys: &[&str]) -> Result<(), ClientError> {
         self.tell(&Request::Wait { keys: owned(keys) }).await?;
         self.waiting = true;
         Ok(())
@@ -283,7 +283,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client`].
-    pub async fn end_wait(&mut self, take_back: bool) -> Result<bool, ClientError> {
+    pub(crate) async fn end_wait(&mut self, take_back: bool) -> Result<bool, ClientError> {
         self.end_wait_by(None, take_back).await
     }
 
@@ -463,7 +463,7 @@ impl ClientError {
 
     /// Whether the other end has closed a connection that was open.
     #[must_use]
-    pub fn is_closed_by_store(&self) -> bool {
+    pub(crate) fn is_closed_by_store(&self) -> bool {
         matches!(self, Self::Io(error) if matches!(
             error.kind(),
             io::ErrorKind::ConnectionReset

@@ -168,7 +168,7 @@ impl StoreServer {
     ///
     /// # Errors
     /// No such port can be listened on, or the thread cannot be started.
-    pub fn bind_in(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<Self, StoreError> {
+    pub(crate) fn bind_in(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<Self, StoreError> {
         Self::start(listen::listener(at, port, ports)?, ClientLimits::default())
     }
 
@@ -210,7 +210,7 @@ impl StoreServer {
     ///
     /// # Errors
     /// As [`reset`](Self::reset).
-    pub fn reset_keeping(&self, prefixes: &[&str], nonces: &BTreeSet<u32>) -> Result<(), StoreError> {
+    pub(crate) fn reset_keeping(&self, prefixes: &[&str], nonces: &BTreeSet<u32>) -> Result<(), StoreError> {
         let prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
         let call = self.begin_reset(RetainedClients { prefixes, nonces: nonces.clone() })?;
         let answer = (0..REPLY_TICKS).find_map(|_| call.wait(REPLY_LIMIT / REPLY_TICKS));
@@ -221,7 +221,7 @@ impl StoreServer {
     ///
     /// # Errors
     /// The thread has ended, or no descriptor is left.
-    pub fn start_reset(&self) -> Result<BlockingCall<Result<(), StoreError>>, StoreError> {
+    pub(crate) fn start_reset(&self) -> Result<BlockingCall<Result<(), StoreError>>, StoreError> {
         self.begin_reset(RetainedClients::default())
     }
 
@@ -252,7 +252,7 @@ impl StoreServer {
     /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
     /// their pid. Does not wait for the thread.
     #[must_use]
-    pub fn client_ids(&self) -> BTreeSet<u32> {
+    pub(crate) fn client_ids(&self) -> BTreeSet<u32> {
         self.client_ids.get()
     }
 
@@ -273,7 +273,7 @@ impl StoreServer {
     }
 
     /// Returns when there may be something for [`departed`](Self::departed). May be dropped at any time.
-    pub async fn client_departed(&self) {
+    pub(crate) async fn client_departed(&self) {
         self.departures.notified().await;
     }
 
@@ -282,7 +282,7 @@ impl StoreServer {
     ///
     /// # Errors
     /// The thread has ended, or does not answer.
-    pub async fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
+    pub(crate) async fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
         self.request(ServerCommand::Departed).await
     }
 

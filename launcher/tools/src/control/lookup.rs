@@ -2,7 +2,7 @@
 
 /// The names of one running job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobNames {
+pub(crate) struct JobNames {
     /// The job id.
     pub job: String,
     /// The run id, or why the job has not told it.
@@ -80,7 +80,7 @@ impl LookupError {
 ///
 /// # Errors
 /// There is no such job, or more than one.
-pub fn find_job(jobs: &[JobNames], query: Option<&str>, searched: &str) -> Result<usize, LookupError> {
+pub(crate) fn find_job(jobs: &[JobNames], query: Option<&str>, searched: &str) -> Result<usize, LookupError> {
     let ids = |found: &[usize]| found.iter().map(|at| jobs[*at].job.clone()).collect::<Vec<_>>();
     let Some(query) = query else {
         return match jobs.len() {

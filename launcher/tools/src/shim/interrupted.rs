@@ -50,7 +50,7 @@ impl InterruptedFile {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn clean_up(&self) -> io::Result<CleanupResult> {
+    pub(crate) fn clean_up(&self) -> io::Result<CleanupResult> {
         if self.is_old && !exists(&self.place) {
             return fs::rename(&self.path, &self.place).map(|()| CleanupResult::PutBack);
         }

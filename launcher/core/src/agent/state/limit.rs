@@ -95,7 +95,7 @@ impl State {
 
     /// When the time limit expires, also for processes that outlive the workers.
     #[must_use]
-    pub const fn time_limit_deadline(&self) -> Option<Instant> {
+    pub(crate) const fn time_limit_deadline(&self) -> Option<Instant> {
         self.time_limit_timer.expires_at()
     }
 

@@ -60,7 +60,7 @@ struct Handle<'nvml> {
 
 /// The cards that NVML shows, in its order, which is that of `nvidia-smi`.
 #[must_use]
-pub fn probe_nvml(ask: ProbeScope) -> Machine {
+pub(crate) fn probe_nvml(ask: ProbeScope) -> Machine {
     let mut machine = Machine::default();
     match open_nvml(&LIBRARIES) {
         Ok(nvml) => {

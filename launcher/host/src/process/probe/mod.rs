@@ -114,7 +114,7 @@ impl Probes {
     }
 
     /// Records that another part of the agent has reaped this child, a probe or not.
-    pub fn on_reaped(&mut self, pid: Pid, exit: Exit) {
+    pub(crate) fn on_reaped(&mut self, pid: Pid, exit: Exit) {
         for (_, progress) in &mut self.probes {
             if let ProbeProgress::Running(run) = progress {
                 run.on_reaped(pid, exit);
@@ -168,7 +168,7 @@ impl Probes {
     ///
     /// # Errors
     /// The reason why there is no answer, in words.
-    pub fn into_cuda_order(self) -> CudaOrder {
+    pub(crate) fn into_cuda_order(self) -> CudaOrder {
         match self.into_answers().next() {
             Some((_, Ok(Answer::CudaOrder(order)))) => order,
             Some((_, Err(failed))) => Err(failed.to_string()),

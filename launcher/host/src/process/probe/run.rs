@@ -75,7 +75,7 @@ impl ProbeFailed {
 
     /// Converts the failure to an entry of [`Machine::troubles`](rankrun_core::device::Machine::troubles).
     #[must_use]
-    pub fn to_problem_kind(&self) -> ProbeProblemKind {
+    pub(crate) fn to_problem_kind(&self) -> ProbeProblemKind {
         match self {
             Self::Hung { limit } => ProbeProblemKind::Hung(limit.as_secs_f64().ceil() as u64),
             Self::Crashed { .. } => ProbeProblemKind::Crashed(self.to_string()),
@@ -201,12 +201,12 @@ impl ProbeRun {
 
     /// Whether no descriptor tells of its end; only SIGCHLD does.
     #[must_use]
-    pub const fn has_no_pidfd(&self) -> bool {
+    pub(crate) const fn has_no_pidfd(&self) -> bool {
         self.pidfd.is_none()
     }
 
     /// Records that another part of the process has reaped this child, the probe or not.
-    pub fn on_reaped(&mut self, pid: Pid, exit: Exit) {
+    pub(crate) fn on_reaped(&mut self, pid: Pid, exit: Exit) {
         if pid == self.pid && self.process == ProbeProcess::Running {
             self.process = ProbeProcess::Reaped(exit);
         }

@@ -36,7 +36,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn send_heartbeat(&mut self, node: &Node) -> Result<(), ClientError> {
+    pub(crate) async fn send_heartbeat(&mut self, node: &Node) -> Result<(), ClientError> {
         self.request_client.add(&self.keys.heartbeat(node), 1).await.map(drop)
     }
 
@@ -44,7 +44,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn mark_watched(&mut self) -> Result<(), ClientError> {
+    pub(crate) async fn mark_watched(&mut self) -> Result<(), ClientError> {
         self.request_client.set(&self.keys.watched(), b"1").await
     }
 
@@ -52,7 +52,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn is_watched(&mut self) -> Result<bool, ClientError> {
+    pub(crate) async fn is_watched(&mut self) -> Result<bool, ClientError> {
         self.request_client.check(&[&self.keys.watched()]).await
     }
 
@@ -60,7 +60,10 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn node_descriptions(&mut self, nodes: &[Node]) -> Result<Vec<NodeDescription>, ClientError> {
+    pub(crate) async fn node_descriptions(
+        &mut self,
+        nodes: &[Node],
+    ) -> Result<Vec<NodeDescription>, ClientError> {
         let names: Vec<String> =
             nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.heartbeat(node)]).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -73,7 +76,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
+    pub(crate) async fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
         self.request_client.set(&self.keys.agent(node), descriptor).await?;
         self.send_heartbeat(node).await
     }
@@ -83,7 +86,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn publish_failure(
+    pub(crate) async fn publish_failure(
         &mut self,
         round: u64,
         note: &FailureNote,
@@ -111,7 +114,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn correct_failure(
+    pub(crate) async fn correct_failure(
         &mut self,
         round: u64,
         ours: &FailureNote,
@@ -125,7 +128,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn publish_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
+    pub(crate) async fn publish_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
         self.request_client.compare_set(&self.keys.end(), b"", &note.to_json()).await.map(drop)
     }
 
@@ -133,7 +136,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn publish_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
+    pub(crate) async fn publish_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
         self.request_client.set(&self.keys.left(node), why.as_bytes()).await
     }
 
@@ -141,7 +144,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
+    pub(crate) async fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
         self.request_client.get(&self.keys.left(node)).await
     }
 
@@ -149,7 +152,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
+    pub(crate) async fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
         Ok(FailureNote::from_json(&self.request_client.get(&self.keys.failure(round)).await?))
     }
 
@@ -161,7 +164,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn publish_success(
+    pub(crate) async fn publish_success(
         &mut self,
         round: u64,
         node: &Node,
@@ -202,7 +205,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn publish_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
+    pub(crate) async fn publish_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
         self.request_client.set(&self.keys.ranks(), ranks).await
     }
 }

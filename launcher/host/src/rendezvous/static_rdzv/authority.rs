@@ -30,7 +30,7 @@ impl From<ClaimMismatch> for AssignRanksError {
 
 /// Whether this node has been compared with the node that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AuthorityCheck {
+pub(crate) enum AuthorityCheck {
     /// The deciding node has no claim yet. This node may have been faster than its host.
     Pending,
     /// This node belongs to the job, or is the deciding node.
@@ -40,7 +40,7 @@ pub enum AuthorityCheck {
 impl AuthorityCheck {
     /// The check of this node.
     #[must_use]
-    pub fn of(setup: &StaticSetup) -> Self {
+    pub(crate) fn of(setup: &StaticSetup) -> Self {
         if setup.node_rank == NodeRank(0) { Self::Passed } else { Self::Pending }
     }
 
@@ -49,7 +49,11 @@ impl AuthorityCheck {
     ///
     /// # Errors
     /// This node belongs to another job, or the store fails.
-    pub async fn perform(&mut self, setup: &StaticSetup, store: &mut Client) -> Result<(), AssignRanksError> {
+    pub(crate) async fn perform(
+        &mut self,
+        setup: &StaticSetup,
+        store: &mut Client,
+    ) -> Result<(), AssignRanksError> {
         if *self == Self::Passed {
             return Ok(());
         }

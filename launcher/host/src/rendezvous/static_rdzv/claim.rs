@@ -105,7 +105,7 @@ fn parse_claim_wire(text: &[u8]) -> Option<ClaimWire> {
 
 /// The node of a claim of any version; `None` for other texts.
 #[must_use]
-pub fn claim_name(text: &[u8]) -> Option<NodeName> {
+pub(crate) fn claim_name(text: &[u8]) -> Option<NodeName> {
     parse_claim_wire(text).map(|_| parse_claim_header(text).0)
 }
 
@@ -195,7 +195,7 @@ impl StaticJob<'_> {
 /// A claim whose key has [`WITHDRAWN_CLAIM`]: no agent can take the rank, and the published worker count still belongs
 /// to the agent of the claim.
 #[derive(Debug)]
-pub struct WithdrawnClaim {
+pub(crate) struct WithdrawnClaim {
     rank: NodeRank,
     text: Vec<u8>,
     /// The nonce of the agent.
@@ -207,7 +207,7 @@ pub struct WithdrawnClaim {
 ///
 /// # Errors
 /// See [`Client`].
-pub async fn withdraw_claims(
+pub(crate) async fn withdraw_claims(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     departed: &BTreeSet<u32>,
@@ -231,7 +231,7 @@ pub async fn withdraw_claims(
 ///
 /// # Errors
 /// See [`Client`].
-pub async fn release_ranks(
+pub(crate) async fn release_ranks(
     store: &mut Client,
     run_id: &RunId,
     withdrawn: Vec<WithdrawnClaim>,

@@ -29,7 +29,7 @@ pub(super) async fn first_line(stream: &mut TcpStream, mut reply: Vec<u8>) -> Ve
 
 /// Asks the addresses in HTTP, since such a server may wait for the end of a line, which a store's client does not
 /// send. `None` if no address sends a byte.
-pub async fn ask(addresses: &[SocketAddr], limit: Duration) -> Option<ClientError> {
+pub(crate) async fn ask(addresses: &[SocketAddr], limit: Duration) -> Option<ClientError> {
     let part = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
     for address in addresses {
         if let Ok(reply) = answer(*address, Instant::now() + part).await {
