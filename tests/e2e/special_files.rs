@@ -60,7 +60,7 @@ fn config_fifo_or_device_is_refused_at_once() {
     }
 }
 
-/// Standard input is the workers' too, and a pipe cannot be read again after a failure.
+/// Standard input is the workers' too.
 #[test]
 fn config_from_stdin_must_be_regular_file() {
     if !is_rankrun() {
@@ -72,7 +72,8 @@ fn config_from_stdin_must_be_regular_file() {
         .expect_exit_code(1)
         .expect_absent("started")
         .expect_stderr("a FIFO (a pipe) is not a regular file");
-    outcome.expect_stderr("hint: write it into a file: the launcher reads it again after a failure");
+    outcome
+        .expect_stderr("hint: write it into a file, and name that: a pipe may be the input of the workers");
     let file = Launch::new(Name::Rankrun).stdin("[launch]\nnproc-per-node = 2\n");
     with(file.args(["--standalone"]))
         .worker(["alive"])

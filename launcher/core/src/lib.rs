@@ -4,7 +4,7 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`agent`] | the only owner of the job's state |
+//! | [`agent`] | what follows from an event: the state machine, the restart policy, the first failure |
 //! | [`device`] | which accelerators, in which order |
 //! | [`device_assignment`] | how many workers, and which device each has |
 //! | [`error_chain`] | an error with its causes, as text |

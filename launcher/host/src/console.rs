@@ -189,7 +189,7 @@ impl Output {
     }
 
     /// From now on only the caller writes; `wake` is written to when a message comes. The screen is the caller's
-    /// until [`Self::detach`], and so is what is still to be written. `None` when there is a writer already.
+    /// until `Self::detach`, and so is what is still to be written. `None` when there is a writer already.
     #[must_use]
     pub fn attach(&self, wake: Arc<EventFd>) -> Option<(Screen, Vec<u8>)> {
         let mut state = self.lock();

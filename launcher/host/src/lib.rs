@@ -2,18 +2,18 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`agent`] | the only owner of the job's state |
+//! | [`agent`] | the loop: the only owner of the job's state; performs its actions |
 //! | [`blocking`] | calls that may never return, off the loops |
 //! | [`console`] | the only writer of the terminal |
-//! | [`control`] | the control socket of a running job, and the commands that use it |
+//! | [`control`] | the control socket of a running job |
 //! | [`device_probe`] | asks vendors' libraries and the kernel for accelerators |
 //! | [`error`] | errors of the launcher itself |
-//! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
+//! | `io_thread` | a thread with a tokio runtime, for all that waits for sockets |
 //! | [`logs`] | the workers' output |
 //! | [`process`] | the only place that forks, signals and waits |
 //! | [`program`] | finds a program as `execvp` does |
 //! | [`regular_file`] | opens regular files, and refuses all others |
-//! | [`rendezvous`] | which nodes take part, in which order |
+//! | [`rendezvous`] | the connections to the agents of other nodes |
 //! | [`reporter`] | every message to the user |
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`system`] | the real machine, asked through the kernel |

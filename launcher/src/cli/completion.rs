@@ -154,7 +154,7 @@ fn is_behind_entrypoint(command: &Command, words: &[OsString]) -> bool {
 /// The words of rankrun: subcommands, and the options of a launch.
 pub(super) fn whole_command() -> Command {
     let mut command = launch_command("rankrun", CliFlavor::Rankrun).disable_help_subcommand(true);
-    for known in subcommand::all() {
+    for known in subcommand::described().get_subcommands() {
         let mut known = known.clone();
         if ["run", "explain"].contains(&known.get_name()) {
             let arguments = options(CliFlavor::Rankrun).filter(|option| option.get_help_heading().is_some());

@@ -294,11 +294,16 @@ pub(super) struct ProbeArgs {
 }
 
 static COMMANDS: LazyLock<ClapCommand> = LazyLock::new(|| {
-    let command = ClapCommand::new("rankrun").no_binary_name(true).disable_help_subcommand(true);
-    let mut command = Subcommand::augment_subcommands(command).args_override_self(true).max_term_width(100);
+    let mut command = described();
     command.build();
     command
 });
+
+/// The commands before clap has built them: a built one does not take a further option as its own.
+pub(super) fn described() -> ClapCommand {
+    let command = ClapCommand::new("rankrun").no_binary_name(true).disable_help_subcommand(true);
+    Subcommand::augment_subcommands(command).args_override_self(true).max_term_width(100)
+}
 
 /// Every word that may stand first.
 pub(super) fn all() -> impl Iterator<Item = &'static ClapCommand> {

@@ -2,7 +2,7 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`control`] | the control socket of a running job, and the commands that use it |
+//! | [`control`] | `ls`, `status`, `stop`, `restart`: ask running jobs |
 //! | [`explain`] | the plan of a launch, without its effects |
 //! | [`inspect`] | `devices` and `topo` |
 //! | [`litter`] | finds and removes leftover files and folders |

@@ -48,7 +48,7 @@ pub struct DeviceChoice {
 /// One device of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChosenDevice {
-    /// Its position in [`Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
+    /// Its position in [`super::Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
     pub position: usize,
     /// The device, as a process sees it.
     pub accelerator: Accelerator,

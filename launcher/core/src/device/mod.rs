@@ -12,7 +12,7 @@
 //! | [`handover`] | chosen devices → the device and variables of each worker (pure) |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
-//! | [`cpu_reason`] | the reason why workers run on the CPUs (pure) |
+//! | `cpu_reason` | the reason why workers run on the CPUs (pure) |
 //!
 //! The identity of a device is its UUID or PCI address; an index is only one of its names. The launcher itself opens
 //! no vendor's library: a library that hangs, crashes or lies does so in a child with a deadline.

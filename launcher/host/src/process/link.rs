@@ -71,7 +71,7 @@ pub fn pair() -> io::Result<(GuardLink, GuardLink)> {
 }
 
 impl GuardLink {
-    /// Holds an end of the [`lifeline`] too.
+    /// Holds an end of the `lifeline` too.
     #[must_use]
     pub fn with(self, alive: OwnedFd) -> Self {
         Self { _alive: Some(alive), ..self }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A worker under `--leave-out` is started by a person and is none of these. It is a child of its own wrapper
-//! ([`attach`]) in the person's terminal. The wrapper reports to the agent through a socket ([`attach_listener`]).
+//! ([`attach`]) in the person's terminal. The wrapper reports to the agent through a socket (`attach_listener`).
 //!
 //! Guard and agent are both child subreapers, so no process of the job can leave their tree. When either ends
 //! uncleanly the other kills what is left and reaps it. While the agent is stopped, the guard ends the workers, which

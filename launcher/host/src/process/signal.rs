@@ -106,7 +106,7 @@ pub fn ignore_file_size_signal() {
 /// mask, or `None` if nothing was blocked.
 ///
 /// The kernel drops an unhandled signal to PID 1 and keeps a blocked one until it is read: by the wait for the
-/// devices ([`SignalInbox::open_for_early_signals`]), or else by the guard.
+/// devices (`SignalInbox::open_for_early_signals`), or else by the guard.
 #[must_use]
 pub fn block_stop_signals_at_start() -> Option<SigSet> {
     if getpid().as_raw() != 1 {

@@ -38,7 +38,7 @@ pub struct ClientSettings {
     /// Our client id, the number in the store's PING.
     pub nonce: u32,
     /// How long the store may take to answer what it can answer at once; longer if the round trip is long
-    /// ([`answer_limit`]).
+    /// (`answer_limit`).
     pub answer: Duration,
     /// A connection on which the other machine has acknowledged nothing for so long is lost, also while no call waits
     /// for an answer. The store's host then sees the connection closed, and takes this client for dead.

@@ -54,6 +54,23 @@ fn rankrun_completes_names_and_values() {
 }
 
 #[test]
+fn value_of_every_option_is_completed_behind_each_launching_word() {
+    for option in options(CliFlavor::Rankrun).filter(|option| option.get_action().takes_values()) {
+        let Some(long) = option.get_long().map(|long| format!("--{long}")) else { continue };
+        let first = offered(&[&long, ""]);
+        for word in ["run", "explain"] {
+            let behind = offered(&[word, &long, ""]);
+            if !option.get_possible_values().is_empty() {
+                assert_eq!(behind, first, "{word} {long}");
+            }
+            let _ = offered(&[word, &format!("{long}="), ""]);
+        }
+    }
+    assert_eq!(offered(&["run", "--device-type", "cu"]), ["cuda"]);
+    assert_eq!(offered(&["run", "--devices", "3", "--device-t"]), ["--device-type"]);
+}
+
+#[test]
 fn rankrun_completes_subcommands_only_as_first_word() {
     assert_eq!(offered(&["ru"]), ["run"]);
     assert_eq!(offered(&["run", "--gra"]), ["--grace"]);

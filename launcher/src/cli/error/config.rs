@@ -100,7 +100,7 @@ impl ConfigProblem {
             }
             Self::NotRegular(why) if why.starts_with("a folder") => "name a file in the folder".to_owned(),
             Self::NotRegular(_) => {
-                "write it into a file: the launcher reads it again after a failure".to_owned()
+                "write it into a file, and name that: a pipe may be the input of the workers".to_owned()
             }
             Self::NotUnicode => "save it as UTF-8".to_owned(),
             Self::NulByte => "remove it; a file in UTF-16 is saved again as UTF-8".to_owned(),

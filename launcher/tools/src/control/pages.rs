@@ -78,7 +78,7 @@ pub(crate) fn render_status(status: &JobStatus, style: Style) -> String {
         page.line("fact", &[("fact", fact, Tone::Plain)]);
     }
     let rest = format!(
-        " for {}; generation {}, {} of {} restarts used",
+        ", launched {} ago; generation {}, {} of {} restarts used",
         age(status.uptime_seconds),
         status.generation,
         status.restarts,
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn status_page_shows_job_and_each_rank() {
         let text = "job 4f1c\ntrain.py with run id my run, launcher pid 99\n2 workers\n\
-                    running for 1m02s; generation 2, 1 of 3 restarts used\n\n\
+                    running, launched 1m02s ago; generation 2, 1 of 3 restarts used\n\n\
                     RANK  DEVICE  PID  STATE         CPU   MEMORY  LAST OUTPUT\n   \
                     0  cpu:0   100  sleeping     4.2s  5.0 MiB       4s ago\n   \
                     1  cpu:1     -  not started     -        -            -\n";
@@ -208,7 +208,7 @@ mod tests {
         let waits =
             JobStatus { state: JobState::Joining, nodes: 0, world_size: 0, ranks: Vec::new(), ..status() };
         let text = "job 4f1c\ntrain.py with run id my run, launcher pid 99\nno worker was started so far\n\
-                    joining for 1m02s; generation 2, 1 of 3 restarts used\n";
+                    joining, launched 1m02s ago; generation 2, 1 of 3 restarts used\n";
         assert_eq!(render_status(&waits, Style::Plain), text);
     }
 
