@@ -166,7 +166,7 @@ fn failed_rendezvous_kills_workers_before_lease_expires() {
     let mut job = running(3, &at);
     let _ = job.handle(at(2), peer_lost());
     let _ = job.handle(at(3), over(5));
-    assert_eq!(job.deadline(), Some(at(5)), "also those who are being stopped");
+    assert_eq!(job.deadline(), Some(at(5)), "also workers that are being stopped");
     let killed = signals(&job.handle(at(5), Input::DeadlinePassed));
     assert_eq!(killed, [(vec![0, 1], Signal::SIGKILL)]);
 }

@@ -201,8 +201,8 @@ fn restart_rule_of_other_node_ends_job_with_same_status() {
 fn start_failure_fails_job_and_unkillable_worker_leaves_it() {
     let at = clock();
     let mut job = running(3, &at);
-    let nobody = start_failed(0);
-    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().peer_notice, PeerNotice::Failed);
+    let none_started = start_failed(0);
+    assert_eq!(end(&job.handle(at(1), none_started)).unwrap().peer_notice, PeerNotice::Failed);
 
     let mut job = running(3, &at);
     let _ = job.handle(at(2), peer_lost());

@@ -462,8 +462,8 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
     let mut job = new_job(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), stop(Signal::SIGINT, false));
-    let nobody = start_failed(0);
-    assert!(end(&job.handle(at(0), nobody)).is_some());
+    let none_started = start_failed(0);
+    assert!(end(&job.handle(at(0), none_started)).is_some());
 }
 
 #[test]

@@ -221,7 +221,7 @@ impl PendingShutdown {
     fn start(network: NetworkRendezvous, notice: PeerNotice, shutdown: ShutdownKind) -> io::Result<Self> {
         let limit = limit_of(notice) + network.round_trip() * SHUTDOWN_ROUND_TRIPS;
         let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
-        thread::Builder::new().name("parting".to_owned()).spawn(move || {
+        thread::Builder::new().name("rendezvous-end".to_owned()).spawn(move || {
             network.end(shutdown, limit);
             drop(done);
         })?;

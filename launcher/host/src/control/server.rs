@@ -162,6 +162,10 @@ impl ControlClient {
                 _ = ended.changed() => return,
             };
             let Ok(Some(line)) = line else { return };
+            // The job was stopped or full, and the client has reported a failure: nothing may happen later.
+            if has_hung_up(reader.get_ref().as_ref()) {
+                return;
+            }
             let request = match parse_request(&line) {
                 Ok(request) => request,
                 Err(error) => {

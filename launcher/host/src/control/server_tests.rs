@@ -147,6 +147,17 @@ fn no_thread_runs_before_the_first_client() {
 }
 
 #[test]
+fn request_of_client_that_gave_up_is_not_carried_out() {
+    let mut place = Place::open("gave-up");
+    for request in [ClientRequest::Stop, ClientRequest::Restart] {
+        place.connect().write_all(request.to_line().as_bytes()).unwrap();
+    }
+    let mut client = place.connect();
+    client.write_all(ClientRequest::Status.to_line().as_bytes()).unwrap();
+    place.answer_status();
+}
+
+#[test]
 fn garbage_is_answered_and_the_connection_goes_on() {
     let mut place = Place::open("garbage");
     let mut client = place.connect();

@@ -633,7 +633,7 @@ proptest! {
                 Ok(replies) => for (to, reply) in replies {
                     if reply == Reply::Arrived {
                         let to = usize::try_from(to.0).unwrap();
-                        prop_assert!(owed[to] > 0, "an answer that nobody asked for");
+                        prop_assert!(owed[to] > 0, "an answer without a request");
                         owed[to] -= 1;
                     }
                 },

@@ -39,7 +39,7 @@ fn lease_deadline_stays_after_store_loss_until_job_end() {
     let mut agents = job.round(2);
     agents.remove(0).close(true, None);
     assert!(matches!(agents[0].over(), RendezvousEnd::Closed { .. }));
-    assert_eq!(agents[0].rendezvous.lease_deadlines(), None, "nobody goes on");
+    assert_eq!(agents[0].rendezvous.lease_deadlines(), None, "no other node goes on");
 
     job.run_id = RunId("other".to_owned());
     let agent = Job { nodes: range(1, 1), ..job }.round(1).remove(0);

@@ -234,7 +234,7 @@ fn silent_torchrun_node_wait_has_a_limit() {
     drop(torchrun(job.port, 2));
     for agent in &agents {
         assert_eq!(agent.joined().nodes.get(), 3);
-        assert_eq!(agent.rendezvous.lease_deadlines(), None, "nobody goes on without anybody");
+        assert_eq!(agent.rendezvous.lease_deadlines(), None, "no node goes on alone");
     }
     agents[0].succeed();
     let error = agents[0].failed();

@@ -71,7 +71,7 @@ fn leaving_a_silent_store_returns_at_once() {
     let agent = job.round(1).remove(0);
     wall.closes();
     let began = Instant::now();
-    agent.leave("somebody has pressed Ctrl-C");
+    agent.leave("Ctrl-C was pressed");
     assert!(began.elapsed() < PATIENCE / 10, "{:?}", began.elapsed());
 }
 
