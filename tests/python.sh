@@ -54,9 +54,7 @@ pinned() { sed -n "s/^$1==//p" "$pins"; }
 # Installs all that tests of PyTorch need, and exports where it is.
 install_pythons() {
     if [[ -z ${RANKRUN_TEST_PYTHON:-} ]]; then
-        local python=(python3:python3)
-        python3 -c 'import ensurepip, venv' 2>/dev/null || python+=(no-command-of-it:python3-venv)
-        install_commands "${python[@]}"
+        install_python
         install_torch
     elif ! has_torch "$RANKRUN_TEST_PYTHON"; then
         die "\`$RANKRUN_TEST_PYTHON\` has no PyTorch $torch_version with numpy" \

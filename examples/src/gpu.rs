@@ -173,7 +173,7 @@ pub fn threads(count: usize) -> LaunchConfig {
 /// The value of the test switch for sharing a device.
 #[must_use]
 pub fn sharing() -> Option<NonZero<usize>> {
-    #[expect(clippy::disallowed_methods, reason = "a switch for tests, which is no option of a program")]
+    #[expect(clippy::disallowed_methods, reason = "a switch for tests, not an option of the program")]
     std::env::var(SHARE).ok()?.parse().ok()
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p rankrun --bench nodes [-- ROUNDS [JOINS]]`, as root: the hosts are network namespaces of this machine
 //! (`tests/hosts/hosts.sh`). Two jobs run on four hosts, one of each launcher, and take turns within one run: the worker
-//! with rank 2 is killed, and time runs from there until the first instruction of the last worker of the next life. The
+//! with rank 2 is killed, and time runs from there until the first instruction of the last worker of the next generation. The
 //! workers' own part is measured beside it: from SIGTERM to a worker until it is reaped, and from a start until the first
 //! instruction. Workers are this program, and tell the time themselves (CLOCK_MONOTONIC, which is one for all processes).
 //! Figures are medians of ROUNDS (10), ratios medians of the ratios of each round.
@@ -227,7 +227,7 @@ impl Job {
         Self { agents, reports, workers }
     }
 
-    /// Kills a worker; seconds until the last of the next life begins.
+    /// Kills a worker; seconds until the last of the next generation begins.
     fn restart(&mut self) -> f64 {
         let began = now();
         kill(Pid::from_raw(self.workers[KILLED].pid), Signal::SIGKILL).unwrap();

@@ -105,7 +105,7 @@ fn setup(port: u16, min: u32, max: u32) -> Setup {
             nodes: NodeRange { min: nodes(min), max: nodes(max) },
             is_host: None,
             node_rank: None,
-            // Hundreds of agents on a few processors may be late with a sign of life.
+            // Hundreds of agents on a few processors may be late with a heartbeat.
             times: RoundTimes {
                 lease: Duration::from_secs(60),
                 last_call: Duration::from_millis(50),

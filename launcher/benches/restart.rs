@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p rankrun --bench restart [-- ROUNDS [STUBBORN [WORKERS [RESTARTS]]]]`. Rank 0 of two workers ends with
 //! status 1, and time runs from there: until its peer has the stop signal, until the launcher has ended, until the first
-//! instruction of the next life; and, in STUBBORN rounds (1, since torchrun takes half a minute), until a launcher has
+//! instruction of the next generation; and, in STUBBORN rounds (1, since torchrun takes half a minute), until a launcher has
 //! ended whose worker ignores the signal and is to be killed after two seconds. With more workers the last of them
 //! counts. Workers are this program, and write down the time themselves (CLOCK_MONOTONIC, which is one for all
 //! processes). Launchers take turns within one run, so that they see the same machine. Figures are medians over the
@@ -54,7 +54,7 @@ enum Way {
     EndsOnSignal(Duration),
     /// Rank 0 dies, and the others ignore what they are told.
     Ignore,
-    /// All die, and look at the launcher in the early and in this life.
+    /// All die, and look at the launcher in the early and in this generation.
     Again(usize),
 }
 
@@ -77,7 +77,7 @@ struct Figures {
 const SPANS: [&str; 4] = [
     "its peer has the stop signal",
     "the launcher has ended",
-    "the next life's first instruction",
+    "the next generation's first instruction",
     "the launcher has ended, where the peer ignores SIGTERM and the grace is 2 s",
 ];
 

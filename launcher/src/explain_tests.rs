@@ -15,12 +15,12 @@ use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::SignalSpec;
 use rankrun_host::process::signal::HandledSignals;
 use rankrun_tools::explain::{
-    EndpointSummary, ExplainForm, ExplainRequest, Explanation, LaunchValue, Pending, RunIdLife,
-    SettingOrigin, StreamTarget, Style, Text, Variable, explain, render,
+    EndpointSummary, ExplainForm, ExplainRequest, Explanation, LaunchValue, Pending, SettingOrigin,
+    StreamTarget, Style, Text, Variable, explain, render,
 };
 
 fn question(line: &str, environment: &[(&str, &str)]) -> (ExplainRequest, Facts) {
-    question_in(FakeWorld::new(), line, environment)
+    question_in(FakeWorld::default(), line, environment)
 }
 
 fn question_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (ExplainRequest, Facts) {
@@ -159,9 +159,7 @@ fn setting_source_is_the_deciding_one() {
 
 #[test]
 fn values_known_only_at_launch_are_marked() {
-    let (mut question, facts) = question("rankrun explain -r 1 x.py", &[]);
-    question.run_id = RunIdLife::Fresh;
-    let explanation = of(&question, &facts);
+    let explanation = explained("rankrun explain -r 1 x.py", &[]);
     let pattern = |file: &str| {
         let folder = PathBuf::from("/tmp/torchelastic_????????/*_????????/attempt_0");
         LaunchValue::AtLaunch(Pending::Path(if file.is_empty() { folder } else { folder.join(file) }))
@@ -265,47 +263,27 @@ fn explanation_text_lists_settings_and_ranks() {
     assert!(String::from_utf8(coloured).unwrap().contains("\x1b[1;33mwarning:\x1b[0m"));
 }
 
-/// `RANKRUN_UPDATE=1` writes the files anew.
-#[test]
+/// Compares the whole text with a file; `RANKRUN_UPDATE=1` writes it anew.
+#[track_caller]
 #[expect(clippy::disallowed_methods, reason = "a test that rewrites its files")]
-fn explanation_text_matches_reference_file() {
-    let config = b"[launch]\ngrace = 9\nmax-restarts = 3\nstdin = \"none\"\n[restart]\ndelay = \"1s\"\n";
-    let options = "--config c.toml --max-restarts 2 --nproc-per-node 2 x.py --lr 0.1";
-    let environment = [("RANKRUN_GRACE", "5"), ("PET_MAX_RESTARTS", "1"), ("PET_ROLE", "trainer")];
-    for (name, option) in [("brief", ""), ("all", "--all ")] {
-        let world = FakeWorld::new().file("/job/c.toml", config);
-        let (question, facts) =
-            question_in(world, &format!("rankrun explain {option}{options}"), &environment);
-        let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
-        let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/explain_tests/{}.txt"), name);
-        if std::env::var_os("RANKRUN_UPDATE").is_some() {
-            std::fs::write(&path, &text).unwrap();
-        }
-        assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}");
+fn assert_text(name: &str, config: &'static str, words: &str, environment: &[(&str, &str)]) {
+    let world = FakeWorld::default().file("/job/c.toml", config.as_bytes());
+    let (question, facts) = question_in(world, &format!("rankrun explain {words}"), environment);
+    let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
+    let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/explain_tests/{}.txt"), name);
+    if std::env::var_os("RANKRUN_UPDATE").is_some() {
+        std::fs::write(&path, &text).unwrap();
     }
+    assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}");
 }
 
 #[test]
-fn setting_said_twice_names_what_it_overrides() {
-    let config =
-        || FakeWorld::new().file("/job/c.toml", b"[launch]\ngrace = 9\nlog-dir = \"l\"\nquiet = true\n");
-    let overrides = |line: &str, environment: &[(&str, &str)], name: &str| {
-        let (question, facts) = question_in(config(), line, environment);
-        let setting =
-            of(&question, &facts).settings.into_iter().find(|setting| setting.name == name).unwrap();
-        (setting.source, setting.overrides)
-    };
-    let file = |line| SettingOrigin::File { path: "c.toml".to_owned(), line };
-    let line = "rankrun explain --config c.toml x.py";
-    let grace = [("RANKRUN_GRACE", "5")];
-    assert_eq!(overrides(line, &grace, "grace"), (by_variable("RANKRUN_GRACE"), vec![file(2)]));
-    assert_eq!(overrides(line, &[("RANKRUN_GRACE", "")], "grace"), (file(2), vec![]));
-    let typed = "rankrun explain --config c.toml --grace 1 x.py";
-    let both = vec![by_variable("RANKRUN_GRACE"), file(2)];
-    assert_eq!(overrides(typed, &grace, "grace"), (option("--grace"), both));
-    // An empty folder is the default one, and hides the file's.
-    let empty = "rankrun explain --config c.toml --log-dir= x.py";
-    assert_eq!(overrides(empty, &[], "log-dir"), (SettingOrigin::Default, vec![file(3)]));
+fn explanation_text_matches_reference_file() {
+    let config = "[launch]\ngrace = 9\nmax-restarts = 3\nstdin = \"none\"\n[restart]\ndelay = \"1s\"\n";
+    let options = "--config c.toml --max-restarts 2 --nproc-per-node 2 x.py --lr 0.1";
+    let environment = [("RANKRUN_GRACE", "5"), ("PET_MAX_RESTARTS", "1"), ("PET_ROLE", "trainer")];
+    assert_text("brief", config, options, &environment);
+    assert_text("all", config, &format!("--all {options}"), &environment);
 }
 
 #[test]
@@ -321,7 +299,7 @@ fn devices_and_cpus_are_listed_per_rank() {
     machine.accelerators[1].numa_node = Some(1);
     let (name, pci) = (machine.accelerators[1].name.clone(), machine.accelerators[1].pci.unwrap());
     let uuid = machine.accelerators[1].uuid.clone();
-    let world = FakeWorld::new().machine(machine).cpus(4);
+    let world = FakeWorld::default().machine(machine).cpus(4);
     let line = "rankrun explain --devices 1,0 --numa-binding node x.py";
     let (mut question, facts) = question_in(world, line, &[("CUDA_VISIBLE_DEVICES", "0,1"), ("A", "1")]);
     let explanation = of(&question, &facts);
@@ -337,7 +315,7 @@ fn devices_and_cpus_are_listed_per_rank() {
         "  device-type cuda default",
         "  device-visibility all default",
         "  numa-binding node command line",
-        "  check-devices - default",
+        "  check-devices no default",
     ] {
         let split = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert!(text.lines().any(|found| split(found) == split(line)), "no `{line}` in\n{text}");
@@ -358,6 +336,37 @@ fn devices_and_cpus_are_listed_per_rank() {
 }
 
 #[test]
+fn signals_section_has_what_workers_get() {
+    let signals = |options: &str| {
+        let (question, facts) = question(&format!("rankrun explain{options} x.py"), &[]);
+        let explanation = of(&question, &facts);
+        let text = String::from_utf8(rendered(&explanation, &question, ExplainForm::Full)).unwrap();
+        let rows: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("  workers get")).collect();
+        let json = as_json(&explanation, &question);
+        let json = ["worker_signal", "worker_signal_to"].map(|name| json["signals"][name].clone());
+        (rows.concat().trim().to_owned(), json)
+    };
+    let auto = "; Python and rankrun-worker programs alone, others with their group";
+    let given = format!("the signal that stops the job{auto}");
+    let int = format!("SIGINT, whichever signal stops the job{auto}");
+    for (options, text, signal, target) in [
+        ("", given.as_str(), None, "auto"),
+        (" --stop-signal INT", &int, Some("SIGINT"), "auto"),
+        (" --stop-signal-to group", "", None, "group"),
+        (" --stop-signal-to rank", "the signal that stops the job, each rank alone", None, "rank"),
+        (
+            " --stop-signal USR1 --stop-signal-to rank",
+            "SIGUSR1, whichever signal stops the job, each rank alone",
+            Some("SIGUSR1"),
+            "rank",
+        ),
+    ] {
+        let json = [serde_json::json!(signal), serde_json::json!(target)];
+        assert_eq!(signals(options), (text.to_owned(), json), "{options}");
+    }
+}
+
+#[test]
 fn single_worker_has_no_common_section() {
     let (question, facts) = question("rankrun explain x.py", &[]);
     let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
@@ -369,3 +378,4 @@ fn single_worker_has_no_common_section() {
 }
 
 mod nodes;
+mod origins;

@@ -205,18 +205,21 @@ fn run_gc(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
     match process::gc::collect(request) {
         Ok(mut collected) => {
             // The processes first: they may still write into these folders.
-            collected.paths = litter::collect_left_paths(request.mode, argv0, facts);
+            let (paths, unsearched) = litter::collect_left_paths(request.mode, argv0, facts);
+            collected.paths = paths;
             let printed = reporter::print(gc::render(&collected, request).as_bytes());
-            if collected.is_clean() { printed } else { ExitCode::from(LAUNCHER_FAILED) }
+            match unsearched {
+                Some(error) => reporter::report_error(&error, Some(error.hint())),
+                None if collected.is_clean() => printed,
+                None => ExitCode::from(LAUNCHER_FAILED),
+            }
         }
         Err(error) => reporter::report_error(&error, Some(error.hint())),
     }
 }
 
 fn run_control(command: &control::command::ControlCommand, facts: &Facts) -> ExitCode {
-    let write = |text: &str| {
-        let _ = reporter::print(text.as_bytes());
-    };
+    let write = |text: &str| reporter::print(text.as_bytes()) == ExitCode::SUCCESS;
     match control::command::run(command, facts, output_style(facts), &write) {
         Ok(status) => exit_with(status),
         Err(error) => {
@@ -312,7 +315,7 @@ fn cursor_support(facts: &Facts) -> Cursor {
 
 fn supervise_agent(guard: Guard, spec: &LaunchSpec, (job, facts): (&JobId, &Facts)) -> ExitStatus {
     let parent_file = spec.parent_error_file.as_deref();
-    match guard.supervise() {
+    match guard.supervise(&reporter::report_unanswered_signal) {
         Ok(GuardEnd::AgentFinished(status)) => status,
         Ok(GuardEnd::AgentLost { exit, killed_for, leftover: leftovers }) => {
             remove_control_folder(spec, job, facts);

@@ -10,7 +10,7 @@ use rankrun_contract::store::protocol::HANDSHAKE;
 use rankrun_host::store::StoreServer;
 
 /// The server looks ten times a second whether it can accept.
-const TWO_LOOKS: Duration = Duration::from_millis(250);
+const TWO_POLLS: Duration = Duration::from_millis(250);
 
 /// A connection that was greeted, but not answered yet.
 fn connect(server: &StoreServer) -> TcpStream {
@@ -55,7 +55,7 @@ fn client_without_free_descriptor_is_served_later() {
     drop(rest.pop());
     ping(&mut first);
     answered(&mut first);
-    second.set_read_timeout(Some(TWO_LOOKS)).expect("it is a socket");
+    second.set_read_timeout(Some(TWO_POLLS)).expect("it is a socket");
     second.read_exact(&mut [0]).expect_err("few are left, and no client is let in");
     second.set_read_timeout(None).expect("it is a socket");
 

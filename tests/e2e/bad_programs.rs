@@ -1,4 +1,4 @@
-//! Entrypoints that are no program of this machine: the message names what they are, and the way out.
+//! Entrypoints that are not programs for this machine: the message names what they are, and the way out.
 
 use harness::{Launch, Name, Outcome, Scratch, can_use_namespaces, is_rankrun, python};
 
@@ -146,7 +146,7 @@ fn script_with_crlf_shebang_names_carriage_return() {
     let _ = scratch.file("train", "#!/bin/sh\r\necho it ran\r\n", 0o755);
     let cause = "its first line ends in a carriage return (CRLF), so the kernel looks for `/bin/sh\\r`";
     assert_refused(&scratch, &["train"], cause, "`sed -i 's/\\r$//' ./train`");
-    // By `env` it is no failure to start: the shell's word is its exit status.
+    // By `env` it is not a failure to start: the shell's word is its exit status.
     let _ = scratch.file("by-env", "#!/usr/bin/env bash\r\necho it ran\r\n", 0o755);
     let outcome = run(&scratch, &["./by-env"]);
     outcome

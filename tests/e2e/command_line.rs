@@ -259,7 +259,7 @@ fn start_method_is_accepted_with_warning() {
     }
 }
 
-/// A byte that is no text, which a program can be given all the same.
+/// A byte that is not text; a program can get it as an argument.
 #[test]
 fn arguments_not_utf8_pass_unchanged() {
     for name in Name::both() {

@@ -106,7 +106,8 @@ fn explain_names_config_file_and_line() {
     let text = "[launch]\ntime-limit = 90\n[stop]\ngrace = 9\n[stop.grace-for]\nsignal = \"1m\"\n";
     let path = scratch.at("rankrun.toml");
     fs::write(&path, text).expect("the folder is ours");
-    for (options, found) in [(&[][..], vec![format!("1m {path}:6")]), (&["--grace", "2"], vec![])] {
+    let overridden = format!("2s command line, --grace, over {path}:6");
+    for (options, found) in [(&[][..], format!("1m {path}:6")), (&["--grace", "2"], overridden)] {
         let launch = Launch::new(Name::Rankrun).args(["explain", "--config", &path, "--nproc-per-node", "1"]);
         let outcome = launch.args(options.iter().copied()).worker(["alive"]).run();
         let actual: Vec<String> = outcome
@@ -115,7 +116,7 @@ fn explain_names_config_file_and_line() {
             .iter()
             .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" "))
             .collect();
-        assert_eq!(actual, found, "{outcome}");
+        assert_eq!(actual, [found], "{outcome}");
     }
 }
 
@@ -138,26 +139,30 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     // Keys.
     (
         "[restart]\nmax-restarts = 1\nwindows = \"1h\"\n",
-        "3: `restart.windows` is no known key",
+        "3: `restart.windows` is not a known key",
         "did you mean `window`?",
     ),
     (
         "[launch]\nnproc_per_nod = 1\n",
-        "2: `launch.nproc_per_nod` is no known key",
+        "2: `launch.nproc_per_nod` is not a known key",
         "did you mean `nproc-per-node`?",
     ),
-    ("[launch]\nrdzv-enpoint = \"a:1\"\n", "2: `launch.rdzv-enpoint` is no known key", "`rdzv-endpoint`?"),
-    ("[launch]\nconfig = \"other.toml\"\n", "2: `launch.config` is no known key", "long names of options"),
-    ("[stop]\ngarce = 5\n", "2: `stop.garce` is no known key", "did you mean `grace`?"),
-    ("[stop.grace-for]\ntimelimit = 5\n", "2: `stop.grace-for.timelimit` is no known key", "`time-limit`?"),
-    ("\n\n[restarts]\nmax-restarts = 1\n", "3: `restarts` is no known key", "did you mean `restart`?"),
-    ("max-restarts = 1\n", "1: `max-restarts` is no known key", "an option stands below `[launch]`"),
+    ("[launch]\nrdzv-enpoint = \"a:1\"\n", "2: `launch.rdzv-enpoint` is not a known key", "`rdzv-endpoint`?"),
+    ("[launch]\nconfig = \"other.toml\"\n", "2: `launch.config` is not a known key", "long names of options"),
+    ("[stop]\ngarce = 5\n", "2: `stop.garce` is not a known key", "did you mean `grace`?"),
+    (
+        "[stop.grace-for]\ntimelimit = 5\n",
+        "2: `stop.grace-for.timelimit` is not a known key",
+        "`time-limit`?",
+    ),
+    ("\n\n[restarts]\nmax-restarts = 1\n", "3: `restarts` is not a known key", "did you mean `restart`?"),
+    ("max-restarts = 1\n", "1: `max-restarts` is not a known key", "it belongs in `[restart]`"),
     (
         "[[restart.rules]]\nreason = 3\nthen = \"fail\"\n",
-        "2: `restart.rules.reason` is no known key",
+        "2: `restart.rules.reason` is not a known key",
         "there are exit, signal, rank, node, then",
     ),
-    // What is no TOML.
+    // What is not TOML.
     (
         "[restart]\nmax-restarts = 1\nmax-restarts = 2\n",
         "3: `max-restarts`: duplicate key",
@@ -171,13 +176,13 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     // Types.
     (
         "[restart]\nmax-restarts = \"1\"\n",
-        "2: `restart.max-restarts` is a text, not a whole number",
+        "2: `restart.max-restarts` is `\"1\"`, which is not a whole number",
         "without quotes",
     ),
     (
         "[restart]\nmax-restarts = 1.0\n",
-        "2: `restart.max-restarts` is a number with a fraction, not a whole number",
-        "write a whole number",
+        "2: `restart.max-restarts` is `1.0`, which is not a whole number",
+        "as in `max-restarts = 1`",
     ),
     (
         "[restart]\nmax-restarts = -1\n",
@@ -186,12 +191,12 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     ),
     (
         "[restart]\nmax-restarts = [1]\n",
-        "2: `restart.max-restarts` is a list, not a whole number",
+        "2: `restart.max-restarts` is `[1]`, which is not a whole number",
         "write a whole number",
     ),
     (
         "[restart]\nmax-restarts = 1\nfactor = \"2\"\n",
-        "3: `restart.factor` is a text, not a number",
+        "3: `restart.factor` is `\"2\"`, which is not a number",
         "without quotes",
     ),
     (
@@ -206,12 +211,12 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     ),
     (
         "[restart]\nmax-restarts = 1\ndelay = 00:01:30\n",
-        "3: `restart.delay` is a time of day, not a text or a number",
-        "put it in quotes",
+        "3: `restart.delay` is `00:01:30`, which is not a text or a number",
+        "put it in quotes, as in `delay = \"00:01:30\"`",
     ),
     (
         "[restart]\nmax-restarts = 1\nwindow = 2026-01-01\n",
-        "3: `restart.window` is a date, not a text or a number",
+        "3: `restart.window` is `2026-01-01`, which is not a text or a number",
         "put it in quotes",
     ),
     (
@@ -227,17 +232,21 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
         "2: `stop.grace-for.signal` is `nan`, which is not a time",
         "hint: ",
     ),
-    ("[stop]\ngrace-for = 10\n", "2: `stop.grace-for` is a whole number, not a table", "write a table"),
+    (
+        "[stop]\ngrace-for = 10\n",
+        "2: `stop.grace-for` is `10`, which is not a table",
+        "write `[stop.grace-for]`",
+    ),
     (
         "[restart.rules]\nexit = 3\nthen = \"fail\"\n",
-        "1: `restart.rules` is a table, not tables, as in `[[restart.rules]]`",
+        "1: `restart.rules` is `[restart.rules]`, which is not a list of tables",
         "write tables",
     ),
-    ("restart = \"never\"\n", "1: `restart` is a text, not a table", "write a table"),
+    ("restart = \"never\"\n", "1: `restart` is `\"never\"`, which is not a table", "write `[restart]`"),
     (
         "[launch]\nverbose = \"yes\"\n",
-        "2: `launch.verbose` is a text, not true or false",
-        "write true or false",
+        "2: `launch.verbose` is `\"yes\"`, which is not true or false",
+        "write `verbose = true`",
     ),
     // Rules that never match.
     (
@@ -278,7 +287,7 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     ),
     (
         "[[restart.rules]]\nexit = 3\nthen = \"stop\"\n",
-        "3: `restart.rules.then` has the rule `exit=3:stop`, in which `stop` is no action",
+        "3: `restart.rules.then` has the rule `exit=3:stop`, in which `stop` is not an action",
         "the actions are",
     ),
     // Limits that contradict each other.
@@ -309,8 +318,8 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     ),
     (
         "[restart]\nmax-restarts = 0\ndelay = 1\n",
-        "3: `restart.delay` is given, but a `--max-restarts` above 0 is not",
-        "or leave it out",
+        "3: `restart.delay` is given, but `restart.max-restarts` in line 2 is `0`",
+        "or leave `restart.delay` in line 3 out",
     ),
     (
         "[launch]\nshutdown-timeout = 1\n[stop]\ngrace = 2\n",
@@ -386,7 +395,7 @@ fn deeply_nested_config_is_refused_in_one_sentence() {
         ("tables", format!("[launch]\nrole = {}1{}\n", "{a=".repeat(5_000), "}".repeat(5_000)), deep),
         ("header", path(5_000, "[", "]\n"), deep),
         ("key", path(5_000, "", " = 1\n"), deep),
-        ("limit", list(80), "`launch.role` is a list, not a text or a number"),
+        ("limit", list(80), "`launch.role` is a list, which is not a text or a number"),
     ] {
         let file = scratch.file(name, &text, 0o644);
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--config", &*file]);

@@ -1,8 +1,14 @@
 //! The console under our own name, on pipes: whole lines, and unfinished ones in time.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 
 use harness::{Gate, Launch, Name, Scratch, field, is_rankrun};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
 
 const LINES: usize = 3_000;
 
@@ -131,4 +137,42 @@ fn job_without_output_prints_nothing() {
         outcome.expect_exit_code(0);
         assert_eq!((outcome.stdout(), outcome.stderr()), (String::new(), String::new()));
     }
+}
+
+/// The threads of a process that copy output.
+fn count_output_threads(pid: i32) -> usize {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives").flatten();
+    let names = threads.flat_map(|thread| fs::read_to_string(thread.path().join("comm")));
+    names.filter(|name| name == "rankrun-logs\n").count()
+}
+
+#[test]
+fn stalled_reader_of_stdout_leaves_stderr_copied() {
+    if !is_rankrun() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (fifo, go) = (scratch.at("fifo"), scratch.at("go"));
+    nix::unistd::mkfifo(&*fifo, Mode::S_IRWXU).expect("the scratch folder takes a FIFO");
+    // Both ends, so that neither open waits.
+    let flags = libc::O_NONBLOCK;
+    let pipe = File::options().read(true).write(true).custom_flags(flags).open(&fifo).unwrap();
+    let line =
+        format!("yes & echo started >&2; until [ -e '{go}' ]; do sleep 0.05; done; echo seen >&2; wait");
+    let launch = Launch::standalone(Name::Rankrun, 1).args(["--tee", "3"]);
+    let launch = launch.under(["sh", "-c", "fifo=$1; shift; exec \"$@\" >\"$fifo\"", "sh", &fifo]);
+    let job = launch.shell(&line).start();
+    job.wait_for_line("started");
+    let is_full = || {
+        let mut end = [PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut end, PollTimeout::ZERO) == Ok(0)
+    };
+    job.wait_until("the output is full", is_full);
+    fs::write(&go, "").unwrap();
+    job.wait_for_line("seen");
+    assert_eq!(count_output_threads(job.only_child_of(job.pid())), 2);
+    job.signal(Signal::SIGTERM);
+    // Without a reader the rest of the output is dropped.
+    drop(pipe);
+    job.wait().expect_exit_code(143);
 }

@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -322,27 +322,66 @@ fn job_with_long_runtime_path_is_reached() {
     job.wait().expect_exit_code(143);
 }
 
-/// No place allows a folder: each is not a folder, or another user's.
 #[test]
-fn job_without_place_for_socket_runs_and_says_so_with_v() {
+fn runtime_folder_that_others_may_read_is_used_and_made_private() {
+    let Some(runtime) = Runtime::new() else { return };
+    let folder = PathBuf::from(runtime.0.folder("runtime/rankrun", 0o755));
+    let job = runtime.job(&[]);
+    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    let id = runtime.job_id();
+    // By a person, meanwhile.
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    runtime.ask(&["ls"]).expect_exit_code(0).expect_stdout(&id);
+    runtime.stop(job, &id);
+}
+
+/// The commands of a user whose only runtime folder is in `/tmp`.
+fn commands_of_user(uid: u32) -> Launch {
+    let launch = Launch::new(Name::Rankrun).user(uid).cwd("/").env("HOME", "/proc");
+    launch.env("XDG_RUNTIME_DIR", "/proc").env("TMPDIR", "/proc")
+}
+
+/// The refusal is told once by a job without `-v`, and by each command instead of "no job".
+#[track_caller]
+fn expect_refused(place: &Path, uid: u32, reason: &str) {
+    let refusal = format!("the runtime folder `{}` is not used: {reason}", place.display());
+    let options = ["--nproc-per-node", "1", "--max-restarts", "1"];
+    let worker = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo worked";
+    let outcome = commands_of_user(uid).args(options).shell(worker).run();
+    outcome.expect_exit_code(0).expect_stdout("worked");
+    let lines = outcome.lines_with("no control socket, so `rankrun status` does not see this job");
+    assert!(matches!(&lines[..], [line] if line.contains(&refusal)), "{outcome}");
+    for words in [&["ls"][..], &["ls", "--json"], &["status"], &["status", "--check"], &["stop", "my-job"]] {
+        let answer = commands_of_user(uid).args(words.iter().copied()).run();
+        answer.expect_exit_code(3).expect_stderr("no job").expect_stderr(&refusal).expect_stderr("hint: ");
+        answer.expect_absent("no job of this user runs");
+    }
+}
+
+#[test]
+fn refused_runtime_folder_is_named_by_job_and_commands() {
     if !is_rankrun() {
         return;
     }
-    let place = PathBuf::from("/tmp/rankrun-54323");
-    fs::write(&place, "").unwrap();
-    let launch = Launch::standalone(Name::Rankrun, 1).user(54_323).cwd("/").env("HOME", "/proc");
-    let launch = launch.env("XDG_RUNTIME_DIR", "/proc").env("TMPDIR", "/proc");
-    let outcome = launch.args(["-v"]).shell("echo worked").run();
-    fs::remove_file(&place).unwrap();
-    outcome.expect_exit_code(0).expect_stdout("worked");
-    outcome.expect_stderr("no control socket, so `rankrun status` does not see this job");
+    let place = Path::new("/tmp/rankrun-54323");
+    fs::write(place, "").unwrap();
+    expect_refused(place, 54_323, "it is not a folder");
+    fs::remove_file(place).unwrap();
+    fs::create_dir(place).unwrap();
+    std::os::unix::fs::chown(place, Some(54_325), None).unwrap();
+    expect_refused(place, 54_323, "it belongs to another user (uid 54325)");
+    std::os::unix::fs::chown(place, Some(54_323), None).unwrap();
+    fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+    expect_refused(place, 54_323, "other users may write to it (mode 777)");
+    fs::remove_dir(place).unwrap();
 }
 
 /// As by Ctrl-Z: the agent itself goes on.
 #[test]
 fn suspended_job_answers_and_is_stopped() {
     let Some(runtime) = Runtime::new() else { return };
-    let job = runtime.job(&[]);
+    let launch = runtime.launch(1).in_own_process_group();
+    let job = runtime.start_until_ready(launch.shell("echo ready; exec sleep 1000"), 1);
     let id = runtime.job_id();
     let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
     let worker = i32::try_from(pid).unwrap();

@@ -33,7 +33,7 @@ impl Watch {
         let wrapper: Vec<String> =
             if wrapper.is_empty() { ["sh", "-c", WRAPPER].map(str::to_owned).to_vec() } else { wrapper };
         let job = launch.under(wrapper).terminal().start();
-        // The last line of the first picture.
+        // The last line of the first snapshot.
         job.wait_for_text("devices in rank order");
         Self { job, machine }
     }
@@ -76,7 +76,7 @@ fn changed_value_is_highlighted_in_place() {
     let mut watch = Watch::start("--watch=0.1");
     let _ = Machine::gpus(2).hot(1).describe(&watch.machine);
     watch.job.wait_for_text("\x1b[7m91\x1b[m");
-    // Each picture begins in the corner, and what did not change is not marked.
+    // Each snapshot begins in the corner, and what did not change is not marked.
     watch.job.type_text("q");
     let outcome = watch.job.wait();
     outcome.expect_exit_code(0);

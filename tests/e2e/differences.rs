@@ -230,7 +230,7 @@ fn differences_document_names_existing_tests() {
             }
             None => here.iter().any(|test| test == path),
         };
-        assert!(is_there, "docs/differences.md names `{path}`, which is no test");
+        assert!(is_there, "docs/differences.md names `{path}`, which is not a test");
     }
     for line in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| torchrun 2.15 |")) {
         assert!(

@@ -1,14 +1,11 @@
 //! What `docs/` and the README say of commands, options, variables and exit codes: the programs must know each of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use harness::{Launch, Name, checkout, example, is_rankrun};
 use rankrun_core::exit_code;
-
-/// The launcher's subcommands.
-const SUBCOMMANDS: [&str; 9] =
-    ["devices", "topo", "gc", "shim", "explain", "ls", "status", "stop", "restart"];
+use serde_json::Value;
 
 /// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
 const FOREIGN_OPTIONS: [(&str, &str); 13] = [
@@ -80,9 +77,18 @@ fn help_of(subcommand: &str) -> String {
     Launch::new(Name::Rankrun).args(arguments).run().expect_exit_code(0).stdout()
 }
 
+/// The subcommands that the launcher's own help lists.
+fn subcommands() -> BTreeSet<String> {
+    let help = help_of("");
+    let (_, list) = help.split_once("\nCommands:\n").expect("the help lists the commands");
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
+}
+
 /// What the launcher, its subcommands and the examples print as help.
 fn help_texts() -> String {
-    let mut text: String = SUBCOMMANDS.iter().chain([&""]).map(|subcommand| help_of(subcommand)).collect();
+    let all = subcommands();
+    let mut text: String = all.iter().map(String::as_str).chain([""]).map(help_of).collect();
     for program in ["data_parallel", "ddp_training", "allreduce_bench"] {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu", "--no-python"]);
         text.push_str(&launch.args([example(program)]).args(["--help"]).run().expect_exit_code(0).stdout());
@@ -107,8 +113,8 @@ fn unknown_options(text: &str, known: &BTreeSet<String>) -> Vec<String> {
     text.split("\n\n").flat_map(unknown_in).collect()
 }
 
-/// The commands of ours in a text: subcommand or `""`, and their own options.
-fn commands(text: &str) -> Vec<(&str, BTreeSet<String>)> {
+/// The commands of ours in a text: one of these subcommands or `""`, and their own options.
+fn commands<'a>(text: &'a str, subcommands: &BTreeSet<String>) -> Vec<(&'a str, BTreeSet<String>)> {
     // `cargo … -p rankrun` is none of ours.
     let is_command = |before: &str| {
         let is_word = before
@@ -122,7 +128,7 @@ fn commands(text: &str) -> Vec<(&str, BTreeSet<String>)> {
         let line = text[at..].split(['\n', '`', '|', ';', '&', '#', ')']).next().unwrap_or_default();
         let mut words = line.split_whitespace();
         let first = words.next().unwrap_or_default();
-        let subcommand = SUBCOMMANDS.into_iter().find(|subcommand| *subcommand == first).unwrap_or_default();
+        let subcommand = if subcommands.contains(first) { first } else { "" };
         // What follows the program is the program's.
         let own = line.split_whitespace().take_while(|word| *word != "--" && !word.ends_with(".py"));
         (subcommand, option_names(&own.collect::<Vec<_>>().join(" ")))
@@ -149,11 +155,13 @@ fn documented_option_of_a_command_is_in_its_help_text() {
         return;
     }
     let launch = option_names(&help_of(""));
-    let known: Vec<_> = SUBCOMMANDS.map(|command| (command, option_names(&help_of(command)))).into();
+    let subcommands = subcommands();
+    let known: BTreeMap<_, _> =
+        subcommands.iter().map(|command| (command.as_str(), option_names(&help_of(command)))).collect();
     let mut count = 0;
     for (path, text) in documents() {
-        for (command, options) in commands(&text) {
-            let own = known.iter().find(|(name, _)| *name == command).map_or(&launch, |(_, own)| own);
+        for (command, options) in commands(&text, &subcommands) {
+            let own = known.get(command).unwrap_or(&launch);
             // The options of a launch follow those of `explain`.
             let is_known =
                 |option: &str| own.contains(option) || (command == "explain" && launch.contains(option));
@@ -184,11 +192,61 @@ fn documented_command_is_a_subcommand() {
     }
     let documents = documents();
     let words: BTreeSet<_> = documents.iter().flat_map(|(_, text)| command_words(text)).collect();
-    assert!(words.is_superset(&SUBCOMMANDS.into()), "{words:?}");
+    let subcommands = subcommands();
+    assert!(subcommands.contains("devices") && subcommands.contains("version"), "{subcommands:?}");
+    let missing: Vec<_> = subcommands.iter().filter(|command| !words.contains(command.as_str())).collect();
+    assert!(missing.is_empty(), "no document has {missing:?}");
     for word in words {
         let outcome = Launch::new(Name::Rankrun).args(["help", word]).run();
         assert!(outcome.stderr().is_empty(), "a document has `rankrun {word}`: {}", outcome.stderr());
     }
+}
+
+/// The names of all fields of a JSON value.
+fn field_names(value: &Value, names: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+            names.insert(name.clone());
+            field_names(value, names);
+        }),
+        Value::Array(values) => values.iter().for_each(|value| field_names(value, names)),
+        _ => {}
+    }
+}
+
+/// The fields in the first column of a table: `ranks[].stdout`, `.stderr` and `nodes` are three.
+fn documented_fields(table: &str) -> BTreeSet<&str> {
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    let code = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    code.filter_map(|field| field.trim_end_matches("[]").rsplit('.').next()).collect()
+}
+
+#[test]
+fn documented_fields_of_explain_are_those_of_its_json() {
+    if !is_rankrun() {
+        return;
+    }
+    let launches = [
+        &["--nproc-per-node", "2"][..],
+        &["--nnodes", "2:4", "--rdzv-backend", "c10d", "--port-range", "29500-29599"],
+    ];
+    let mut names = BTreeSet::new();
+    for options in launches {
+        let launch = Launch::new(Name::Rankrun).args(["explain", "--json", "--device-type", "cpu"]);
+        let outcome = launch.args(options.iter().copied()).args(["--no-python", "true"]).run();
+        let json = serde_json::from_slice(outcome.expect_exit_code(0).stdout_bytes()).expect("it is JSON");
+        field_names(&json, &mut names);
+    }
+    let page = fs::read_to_string(checkout().join("docs/debugging.md")).expect("it is text");
+    let (_, section) = page.split_once("### For programs: `--json`").expect("the page has the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let words: BTreeSet<&str> =
+        section.split(|letter: char| !letter.is_ascii_lowercase() && letter != '_').collect();
+    let missing: Vec<_> = names.iter().filter(|name| !words.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "docs/debugging.md does not have {missing:?}");
+    let gone: Vec<_> =
+        documented_fields(section).into_iter().filter(|field| !names.contains(*field)).collect();
+    assert!(gone.is_empty(), "docs/debugging.md has {gone:?}, which the JSON does not have");
 }
 
 /// What the launcher says of a variable of that name.
@@ -226,34 +284,31 @@ fn documented_variable_is_known() {
 /// `exit code`).
 fn exit_statuses(text: &str) -> BTreeSet<u8> {
     let sentences = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let phrases = [
-        "exit status",
-        "exit code",
-        "with status",
-        "with code",
-        "ends with",
-        "end with",
-        "exits with",
-        "$? -eq",
-    ];
-    let rests = phrases
-        .iter()
-        .flat_map(|phrase| sentences.match_indices(phrase).map(|(at, _)| &sentences[at + phrase.len()..]));
-    rests.filter_map(status_at_start).chain(text.lines().flat_map(table_statuses())).collect()
+    // A number behind these is a status, whatever word follows; behind the others a noun makes it a count.
+    let names = ["exit status", "exit code"];
+    let phrases = ["with status", "with code", "ends with", "end with", "exits with", "$? -eq"];
+    let behind = |phrase: &&'static str| -> Vec<&str> {
+        sentences.match_indices(phrase).map(|(at, _)| &sentences[at + phrase.len()..]).collect()
+    };
+    let named = names.iter().flat_map(behind).filter_map(|rest| status_at_start(rest, false));
+    let others = phrases.iter().flat_map(behind).filter_map(|rest| status_at_start(rest, true));
+    named.chain(others).chain(text.lines().flat_map(table_statuses())).collect()
 }
 
 /// `124` of ` is 124, as timeout(1)`; none of ` 2 workers`.
-fn status_at_start(rest: &str) -> Option<u8> {
+fn status_at_start(rest: &str, may_count: bool) -> Option<u8> {
     let rest = ["s", " is", " of", " status", " "]
         .iter()
         .fold(rest, |rest, word| rest.strip_prefix(word).unwrap_or(rest));
     let rest = rest.trim_start_matches([' ', '`']);
     let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
     let after = rest[digits..].trim_start_matches('`');
-    let is_counted = after.strip_prefix(' ').is_some_and(|after| {
-        let word = after.split(' ').next().unwrap_or_default();
-        !["and", "or", "if", "when", "where", "as"].contains(&word) && word.starts_with(char::is_lowercase)
-    });
+    let is_counted = may_count
+        && after.strip_prefix(' ').is_some_and(|after| {
+            let word = after.split(' ').next().unwrap_or_default();
+            !["and", "or", "if", "when", "where", "as"].contains(&word)
+                && word.starts_with(char::is_lowercase)
+        });
     if is_counted { None } else { rest[..digits].parse().ok() }
 }
 
@@ -315,15 +370,18 @@ fn document_parsers_find_unknown_words() {
     assert_eq!(unknown_options("docker\n\n`rankrun --gpus all`", &known), ["--gpus"]);
     let lines = "`rankrun gc --force`, `rankrun --tee 3 train.py --lr 1` | `x/rankrun --gone`, `cargo -p rankrun --lib`";
     let options = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
-    assert_eq!(commands(lines), [("gc", options(&["--force"])), ("", options(&["--tee"]))]);
+    assert_eq!(
+        commands(lines, &["gc".to_owned()].into()),
+        [("gc", options(&["--force"])), ("", options(&["--tee"]))]
+    );
     assert_eq!(words_with(text, "RANKRUN_", |letter| letter.is_ascii_uppercase()), ["RANKRUN_GONE"].into());
     assert_eq!(exit_statuses(text), [99].into());
     let sentences = "It ends with 98 (or 2), not with 3 workers; [[ $? -eq 97 ]] and exits with 4 workers.";
     assert_eq!(exit_statuses(sentences), [97, 98].into());
     let table = "| cause | exit status | n |\n|---|---|---|\n| limit | `96` | 9 |\n| exit status of a worker | its own | 95 |";
     assert_eq!(exit_statuses(table), [95, 96].into());
-    let sentences = "It exits with code 94, with exit code 93; exit codes 92 and 1, exit code 3 workers.";
-    assert_eq!(exit_statuses(sentences), [92, 93, 94].into());
+    let sentences = "It exits with code 94, with exit code 93; exit codes 92 and 1, exit status 77 says so.";
+    assert_eq!(exit_statuses(sentences), [77, 92, 93, 94].into());
     assert_eq!(exit_statuses("| x | exit code |\n|---|---|\n| y | 91 |"), [91].into());
     let text = "`rankrun gone`, `rankrun train.py`, rankrun prints,\n$ rankrun left-too --x\n`rankrun --x`";
     assert_eq!(command_words(text), ["gone", "left-too"].into());

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use crate::nodes::{ENDPOINT, c10d};
 use crate::torchrun_reports::{assert_same_report, torchrun_report, worker_launch};
 
-/// Rank 1 succeeds. When the launcher has seen that, rank 0 fails with these last words.
+/// Rank 1 succeeds. When the launcher has seen that, rank 0 fails with this last line.
 fn run_failure_after_success(launch: Launch, scratch: &Scratch, message: &str) -> Outcome {
     launch.shell(&failing_line(scratch, message)).run()
 }
@@ -140,13 +140,13 @@ fn early_success_on_node_is_listed_with_global_rank() {
     }
     let Some(fleet) = Fleet::start(2) else { return };
     let gate = Gate::closed();
-    let steps = ["seat", "rank3:exit=0", &format!("rank2:{}", gate.step()), "rank2:exit=7", "forever"];
+    let steps = ["place", "rank3:exit=0", &format!("rank2:{}", gate.step()), "rank2:exit=7", "forever"];
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2").args(["--nproc-per-node", "2"]).worker(steps);
         fleet.on(host, launch).start()
     };
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
-    let lines = jobs.iter().flat_map(|job| job.wait_for_lines("seat rank=", 2)).collect::<Vec<_>>();
+    let lines = jobs.iter().flat_map(|job| job.wait_for_lines("place rank=", 2)).collect::<Vec<_>>();
     let pid = lines.iter().find(|line| field(line, "rank") == Some("3")).and_then(|line| field(line, "pid"));
     let pid = pid.and_then(|pid| pid.parse().ok()).expect("rank 3 says its pid");
     // Rank 2 fails once rank 3 is reaped.

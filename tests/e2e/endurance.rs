@@ -142,7 +142,8 @@ fn wall_clock_jumps_do_not_change_timeouts() {
     // A wait of 0.2 s, and one of 0.4 s.
     assert!(outcome.took >= Duration::from_millis(600), "{outcome}");
 
-    let outcome = jumping(&["--grace", "0.5"], &["rank0:catch", "alive", "rank1:exit=3", "forever"]);
+    // The sum is complete when rank 0 has blocked the signal.
+    let outcome = jumping(&["--grace", "0.5"], &["rank0:catch", "alive", "sum", "rank1:exit=3", "forever"]);
     outcome.expect_exit_code(3).expect_stderr("killing local rank 0: still alive after the grace");
     assert!(outcome.took >= Duration::from_millis(500), "{outcome}");
 }

@@ -128,7 +128,7 @@ fn rankrun_variables_identify_job_and_generation() {
 #[track_caller]
 fn assert_uuid(text: &str) {
     let lengths: Vec<usize> = text.split('-').map(str::len).collect();
-    assert_eq!(lengths, [8, 4, 4, 4, 12], "`{text}` is no UUID");
+    assert_eq!(lengths, [8, 4, 4, 4, 12], "`{text}` is not a UUID");
 }
 
 #[test]

@@ -152,7 +152,9 @@ fn running_job_is_not_touched() {
     if should_skip() {
         return;
     }
-    let then = "\"$1\" gc; echo still: $(ps -o args= -C sleep | sort); kill -TERM $guard; wait $guard; echo status=$?";
+    // `setsid --fork` returns before its child is `sleep`.
+    let then = "until ps -o args= -C sleep | grep -q 1111; do sleep 0.01; done; \"$1\" gc; \
+                echo still: $(ps -o args= -C sleep | sort); kill -TERM $guard; wait $guard; echo status=$?";
     let outcome = continue_when_ready(start_in_container(then, "setsid --fork sleep 1111"));
     outcome
         .expect_stdout("nothing is left of jobs")

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub(crate) fn with_silent_folder(launch: Launch, folder: &str) -> Launch {
     launch.under([fixture("silent").into_os_string(), "folder".into(), folder.into()])
 }
 
-/// Moves a folder to a file system that is no local disk for the launcher, inside the namespace of the launch.
+/// Moves a folder to a file system that is not a local disk for the launcher, inside the namespace of the launch.
 const NO_LOCAL_DISK: &str = r#"
     folder=$1; shift
     cp -a "$folder" "$folder.copy" && mount -t ramfs ramfs "$folder" && cp -a "$folder.copy/." "$folder" || exit 97
@@ -106,6 +107,34 @@ fn silent_log_folder_leaves_signals_answered() {
     }
 }
 
+/// A program of this machine whose loader has another path, of at most the same length.
+fn program_with_loader(scratch: &Scratch, loader: &str) -> String {
+    let mut program = std::fs::read("/bin/true").expect("a program can be read");
+    let at = program.windows(4).position(|bytes| bytes == b"/lib").expect("a program has a loader");
+    let path = [loader.as_bytes(), b"\0"].concat();
+    program[at..at + path.len()].copy_from_slice(&path);
+    scratch.binary("program", &program, 0o700)
+}
+
+#[test]
+fn silent_interpreter_or_loader_leaves_signals_answered() {
+    // Short enough for a loader.
+    let hang = "/mnt";
+    if lacks_fuse() || !Path::new(hang).is_dir() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let script = scratch.file("script", "#!/mnt/py\n", 0o700);
+    let behind_script = scratch.file("behind-script", &format!("#!{script}\n"), 0o700);
+    let program = program_with_loader(&scratch, "/mnt/ld");
+    for (program, file) in [(&script, "/mnt/py"), (&behind_script, "/mnt/py"), (&program, "/mnt/ld")] {
+        let launch = Launch::standalone(Name::Rankrun, 1).args(["--no-python", program]);
+        let job = with_silent_folder(launch, hang).start();
+        let wait = format!("the file system of `{file}`, which the program `{program}` needs");
+        stop_waiting_launcher(job, &wait).expect_exit_code(143);
+    }
+}
+
 /// A restart that waits for its program: the second generation of the program is on a file system that hangs.
 #[track_caller]
 fn restart_with_silent_program(scratch: &Scratch, workers: usize) -> (Job, String) {
@@ -169,6 +198,25 @@ fn log_folder_that_falls_silent_is_left_out_at_end() {
         outcome.expect_exit_code(if *name == Name::Rankrun { 3 } else { 1 });
         outcome.expect_stderr("does not answer").expect_stderr(&logs).expect_absent("panicked");
     }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the PATH of the tests, and a folder behind it")]
+fn silent_folder_in_path_costs_no_more_than_the_hint() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let hang = scratch.folder("hang", 0o700);
+    let script = scratch.file("train.py", "import nosuchmodule\n", 0o600);
+    let path = std::env::var("PATH").expect("the tests have a PATH");
+    let launch =
+        Launch::standalone(Name::Rankrun, 1).env("PATH", format!("{path}:{hang}/bin")).args([script]);
+    let job = with_silent_folder(launch, &hang).start();
+    let _ = job.ends_within(AT_ONCE);
+    let outcome = job.wait();
+    outcome.expect_exit_code(1).expect_stderr("rank 0").expect_stderr("No module named 'nosuchmodule'");
+    outcome.expect_absent("has no module `nosuchmodule`");
 }
 
 #[test]

@@ -305,9 +305,15 @@ fn interrupted_shim_files_are_restored_or_removed_by_gc() {
         return;
     }
     let environment = Environment::with_fake_torch();
-    // In a container: `gc` looks at every process of the user and at `/dev/shm`.
+    // In a container: `gc` looks at every process of the user, at `/dev/shm`, and at the folders of dead jobs.
     let gc = |options: &str| {
-        let line = format!("mount -t tmpfs tmpfs /dev/shm && exec rankrun gc {options}");
+        let jobs = format!("/tmp/rankrun-{}", rustix::process::geteuid().as_raw());
+        // The last job of another test removes the folder, perhaps between the two commands.
+        let line = format!(
+            "for attempt in 1 2 3 4 5 6 7 8 9; do \
+                 mkdir -p -m 700 {jobs} && mount -t tmpfs -o mode=700 tmpfs {jobs} && break; \
+             done && mount -t tmpfs tmpfs /dev/shm && exec rankrun gc {options}"
+        );
         environment.out(&format!("unshare --pid --mount --fork --mount-proc sh -c '{line}'"))
     };
     let before = environment.files();

@@ -129,8 +129,10 @@ fn stopped_job_with_daemons_ends_on_signal() {
         [(Name::Rankrun, "TERM", 143), (Name::Rankrun, "HUP", 129), (Name::Torchrun, "TERM", 1)]
     {
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
+        // The helpers ignore the signal, so they have the whole grace.
+        let launch = Launch::standalone(name, 2).env("RANKRUN_GRACE", "2");
         // Helpers say that they are alive too.
-        let mut shell = Shell::start(Launch::standalone(name, 2).worker(steps)).start_job(6);
+        let mut shell = Shell::start(launch.worker(steps)).start_job(6);
         let all = shell.suspend(1);
         assert_eq!(all.len(), 7, "{}", shell.job);
         // The shell's own `kill` continues a stopped job after the signal.
@@ -218,6 +220,25 @@ fn late_agent_answer_leaves_job_stopped() {
     shell.expect_job_status(130);
 }
 
+/// One signal is enough: the guard continues the agent, and the workers keep their grace.
+#[test]
+fn sigterm_ends_job_whose_agent_is_frozen() {
+    if !is_rankrun() {
+        return;
+    }
+    for name in Name::for_shared_behaviour() {
+        let job = Launch::standalone(*name, 1).worker(["catch", "alive", "signal", "exit=0"]).start();
+        job.wait_for_line("alive rank=0");
+        let agent = job.only_child_of(job.pid());
+        job.signal_to(agent, Signal::SIGSTOP);
+        job.wait_until("the agent is frozen", || is_stopped(agent));
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.expect_exit_code(name.code(143)).expect_stdout("got SIGTERM rank=0");
+        outcome.expect_stderr("the launcher's agent does not answer SIGTERM: it is continued");
+    }
+}
+
 /// The shell keeps the launcher stopped, and the time limit ends the job all the same.
 #[test]
 fn time_limit_ends_stopped_job() {
@@ -225,7 +246,7 @@ fn time_limit_ends_stopped_job() {
         return;
     }
     for (name, status) in [(Name::Rankrun, 124), (Name::Torchrun, 1)] {
-        let launch = Launch::standalone(name, 2).env("RANKRUN_TIME_LIMIT", "6");
+        let launch = Launch::standalone(name, 2).env("RANKRUN_TIME_LIMIT", "6").env("RANKRUN_GRACE", "2");
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
         let mut shell = Shell::start(launch.worker(steps)).start_job(6);
         let all = shell.suspend(1);
@@ -267,7 +288,7 @@ fn ctrl_z_during_leftover_wait_suspends_it_until_fg() {
     shell.type_command("fg");
     shell.wait_until_continued();
     gate.open(1);
-    // The byte is no line: its end is.
+    // The byte does not complete a line.
     drop(gate);
     shell.expect_job_status(0);
 }

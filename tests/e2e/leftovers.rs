@@ -191,7 +191,7 @@ fn leftover_that_survives_sigkill_is_awaited_once() {
     let Some(mut tracer) = trace(field(&line, "pid").expect("a pid")) else { return };
     gate.open(3);
     job.wait_for_line("survived SIGKILL");
-    // The last life succeeds, and the launcher does not wait for the leftover either.
+    // The last generation succeeds, and the launcher does not wait for the leftover either.
     let outcome = job.wait();
     outcome.expect_exit_code(0).expect_absent("waiting up to 30 s");
     assert_eq!(outcome.lines_with("to end after SIGKILL").len(), 1, "{outcome}");

@@ -43,7 +43,7 @@ fn assert_report_is_cut(outcome: &Outcome, name: Name, len: usize) {
     outcome.expect_stderr(&format!(" of {len} bytes are left out"));
     assert!(
         outcome.stderr_bytes().len() < 3 * MIB / 2,
-        "{} bytes are no cut report",
+        "{} bytes are not a cut report",
         outcome.stderr_bytes().len()
     );
     if name == Name::Torchrun {

@@ -64,6 +64,7 @@ mod sibling_failures;
 mod signals;
 mod special_files;
 mod stdin;
+mod stop_targets;
 mod stop_times;
 mod store_foreign_clients;
 mod store_limits;

@@ -151,7 +151,7 @@ fn raw_bytes_are_unchanged_on_console() {
         let steps = [format!("forward-blob={MEGABYTE}"), "write=\n".into(), "bytes".into()];
         let outcome = launch.worker(steps).run();
         outcome.expect_exit_code(0);
-        // Of a line that goes back to its start, the name rankrun shows the last picture.
+        // Of a line that goes back to its start, the name rankrun shows the last snapshot.
         let rest: &[u8] = if *name == Name::Rankrun { b"\nc\nlast" } else { b"\na\xffb\rc\r\nlast" };
         let written = [&*forward_blob(0, MEGABYTE), rest].concat();
         let expected: Vec<&[u8]> =

@@ -1,5 +1,5 @@
 //! The launcher as PID 1 of a container, where every orphan is its child.
-#![expect(clippy::disallowed_methods, reason = "a stranger enters the container from outside")]
+#![expect(clippy::disallowed_methods, reason = "a process enters the container from outside")]
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -114,7 +114,7 @@ fn start_unrelated(job: &Job) -> Process {
     let mut entrance = Command::new("nsenter")
         .args(["--target", &target, "--pid", "--mount", "setsid", "--fork"])
         .arg(fixture("worker"))
-        .args(["catch", "alive=stranger", "forever"])
+        .args(["catch", "alive=outsider", "forever"])
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .stdout(Stdio::piped())
@@ -122,12 +122,12 @@ fn start_unrelated(job: &Job) -> Process {
         .expect("nsenter is installed");
     let mut line = String::new();
     let stdout = entrance.stdout.take().expect("stdout is a pipe");
-    BufReader::new(stdout).read_line(&mut line).expect("the stranger speaks");
-    assert!(line.contains("process=stranger"), "{line}");
+    BufReader::new(stdout).read_line(&mut line).expect("the outside process prints a line");
+    assert!(line.contains("process=outsider"), "{line}");
     entrance.wait().expect("nsenter ends");
     let process = job.children_of(container_init_pid(job)).into_iter().filter_map(Process::open);
     let mut unrelated: Vec<_> =
-        process.filter(|process| process.command.contains("alive=stranger")).collect();
+        process.filter(|process| process.command.contains("alive=outsider")).collect();
     assert_eq!(unrelated.len(), 1, "{unrelated:?}");
     unrelated.remove(0)
 }
@@ -145,7 +145,7 @@ fn unrelated_process_survives_restart() {
     let unrelated = start_unrelated(&job);
     job.type_text("\n");
     job.wait_for_lines("attempt=1", 2);
-    assert!(!harness::is_zombie_or_gone(unrelated.pid), "the stranger was ended\n{job}");
+    assert!(!harness::is_zombie_or_gone(unrelated.pid), "the outside process was ended\n{job}");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     job.wait().expect_exit_code(143);
 }

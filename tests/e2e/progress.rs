@@ -156,8 +156,8 @@ fn dumb_terminal_gets_plain_lines() {
 fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
     let scratch = Scratch::new();
     let logs = scratch.folder("logs", 0o777);
-    let pictures: String = (0..=100).map(|step| format!("\r{step}% of {{rank}}")).collect();
-    let steps = [format!("write={pictures}\n"), "print=the end of {rank}".to_owned()];
+    let snapshots: String = (0..=100).map(|step| format!("\r{step}% of {{rank}}")).collect();
+    let steps = [format!("write={snapshots}\n"), "print=the end of {rank}".to_owned()];
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3", "--log-dir", &logs]);
     let outcome = launch.worker(steps).run();
     outcome.expect_exit_code(0);
@@ -176,7 +176,7 @@ fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
         .expect("a run has logged")
         .expect("its name");
     for rank in 0..2 {
-        let written = format!("{}\nthe end of {rank}\n", pictures.replace("{rank}", &rank.to_string()));
+        let written = format!("{}\nthe end of {rank}\n", snapshots.replace("{rank}", &rank.to_string()));
         let file: &Path = &run.path().join(format!("attempt_0/{rank}/stdout.log"));
         assert_eq!(fs::read_to_string(file).expect("the file is there"), written);
     }

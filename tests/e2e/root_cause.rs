@@ -10,7 +10,7 @@ const RANKS: usize = 10;
 enum Cause {
     /// It writes an error file, and takes a while to go, as Python does. So do the others.
     WritesAndGoes,
-    /// It ends without a word.
+    /// It ends without a message.
     Ends,
     /// It writes an error file, and is not yet gone when the first of the others is: our stop ends it.
     WritesAndLingers,

@@ -212,7 +212,7 @@ fn joining_and_leaving_node_keeps_loss_curve() {
     let stays = own(1);
     stays.wait_for_line("step 20: ");
     let comes = own(2);
-    // It has kept its rank. A change of the membership is no restart.
+    // It has kept its rank. A change of the membership is not a restart.
     let place = stays.wait_for_line("rank 0 of 2: pid ");
     assert!(place.ends_with(", restart 0"), "{place}");
     comes.wait_for_line("rank 1 of 2: pid ");

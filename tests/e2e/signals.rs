@@ -105,9 +105,9 @@ fn job_stopped_by_signal_is_not_restarted() {
 }
 
 #[test]
-fn signal_reaches_worker_children() {
+fn group_signal_reaches_worker_children() {
     for name in Name::for_shared_behaviour() {
-        let launch = Launch::standalone(*name, 1);
+        let launch = Launch::standalone(*name, 1).env("RANKRUN_STOP_SIGNAL_TO", "group");
         let job = launch.worker(["catch", "helper=listener", "signal", "forever"]).start();
         job.wait_for_line("process=listener");
         job.signal(Signal::SIGTERM);

@@ -198,7 +198,7 @@ fn second_signal_kills_for_every_stop_cause() {
             _ => job.signal(Signal::SIGINT),
         };
         if !matches!(cause, Cause::Signal(_) | Cause::CtrlC) {
-            // The job was stopped for another reason: this is the first wish.
+            // The job was stopped for another reason: this is the first signal.
             interrupt(&mut job);
             job.wait_for_line("got SIGINT rank=1");
         }

@@ -1,4 +1,4 @@
-//! Strangers on the store's port: a running job does not notice them.
+//! Foreign clients of the store's port do not disturb a running job.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

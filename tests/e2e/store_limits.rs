@@ -126,8 +126,8 @@ fn clients_that_do_not_read_keep_store_within_limit() {
         let launch =
             Launch::standalone(*name, 1).stdin_open().env("RANKRUN_STORE_LIMIT", format!("{limit}MiB"));
         let mut job =
-            launch.limit(Duration::from_secs(300)).worker(["seat", "read", "sum", "print=trained"]).start();
-        let place = job.wait_for_line("seat rank=");
+            launch.limit(Duration::from_secs(300)).worker(["place", "read", "sum", "print=trained"]).start();
+        let place = job.wait_for_line("place rank=");
         let of = |key| field(&place, key).expect("the worker says where the store is").to_owned();
         let address = format!("{}:{}", of("addr"), of("port"));
         let greedy: Vec<_> = (0..clients).map(|_| ask_without_reading(&address)).collect();

@@ -101,7 +101,7 @@ impl Fleet {
         format!("fd00:7468::{}", 10 + host)
     }
 
-    /// The hosts' numbers, without the test's own seat.
+    /// The hosts' numbers, without the test's own host.
     pub fn hosts(&self) -> impl Iterator<Item = usize> + use<> {
         1..=self.size
     }

@@ -94,6 +94,7 @@ pub struct Launch {
     console: Console,
     limit: Duration,
     user: Option<u32>,
+    has_own_process_group: bool,
     scratch: Scratch,
 }
 
@@ -117,6 +118,7 @@ impl Launch {
             console: Console::Pipes,
             limit: Duration::from_secs(90),
             user: None,
+            has_own_process_group: false,
             scratch,
         };
         let home = launch.scratch.folder("home", 0o777);
@@ -126,6 +128,14 @@ impl Launch {
             }
         }
         launch.env("TMPDIR", temporary).env("HOME", home).env("TERM", "xterm").env("RUST_BACKTRACE", "1")
+    }
+
+    /// Puts the launcher into a process group of its own, as a shell does. SIGTSTP then stops it also where the tests
+    /// themselves run without a shell: the kernel stops no process of an orphaned process group.
+    #[must_use]
+    pub const fn in_own_process_group(mut self) -> Self {
+        self.has_own_process_group = true;
+        self
     }
 
     /// `--standalone --nproc-per-node COUNT`.
@@ -318,6 +328,9 @@ impl Launch {
         }
         if let Some(user) = self.user {
             command.uid(user).gid(user);
+        }
+        if self.has_own_process_group {
+            command.process_group(0);
         }
         reset_signals(&mut command);
         command

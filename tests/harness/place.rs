@@ -48,7 +48,7 @@ impl Scratch {
     /// A file or folder in it, as text for a command line.
     ///
     /// # Panics
-    /// When the temporary folder's name is no UTF-8.
+    /// When the temporary folder's name is not UTF-8.
     #[must_use]
     pub fn at(&self, name: &str) -> String {
         self.path.join(name).to_str().expect("the temporary folder has a plain name").to_owned()

@@ -58,8 +58,8 @@ impl Session {
             format!("printf '{SEPARATOR}'\n{line}\n{status}")
         });
         let typed: String = typed.collect();
-        let python = launch_folder(&scratch);
-        let line = format!("exec 2>&1; PATH=${{0%/*}}:{python}:/usr/bin:/bin\n{typed}");
+        let pythons = python_folders(&scratch);
+        let line = format!("exec 2>&1; PATH=${{0%/*}}:{pythons}:/usr/bin\n{typed}");
         let launch = launch.cwd(job).under(["sh", "-c", &line]);
         let outcome = launch.run();
         let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
@@ -134,7 +134,8 @@ fn parse(row: &str) -> Session {
             let (grades, reason) = grades.split_once(": ").unwrap_or((grades, ""));
             let (grade, was) =
                 grades.split_once(", was ").map_or((grades, None), |(now, was)| (now, Some(was)));
-            let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("`{text}` is no grade: {row}"));
+            let number =
+                |text: &str| text.parse().unwrap_or_else(|_| panic!("`{text}` is not a grade: {row}"));
             (session.grade, session.was, session.reason) =
                 (number(grade), was.map(number), reason.to_owned());
         } else if let Some(on) = line.strip_prefix("on ") {
@@ -335,19 +336,23 @@ fn host_name() -> &'static str {
     })
 }
 
-/// A folder with `python3` alone: the machine's own, wherever it is.
-fn launch_folder(scratch: &Path) -> String {
+/// Two folders for `PATH`: one with the machine's own `python3` alone, and an environment without packages, since some
+/// machines have no second Python.
+fn python_folders(scratch: &Path) -> String {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     let python = PYTHON.get_or_init(|| {
         let line = ["-c", "import sys; print(sys.executable, end='')"];
         let output = Command::new("python3").args(line).output().expect("`python3` is installed");
         PathBuf::from(String::from_utf8(output.stdout).expect("a path is text"))
     });
-    let folder = scratch.join("python");
-    fs::create_dir_all(&folder).expect("the scratch folder is writable");
-    let link = folder.join("python3");
-    if !link.exists() {
-        symlink(python, link).expect("the scratch folder takes a link");
+    let (own, empty) = (scratch.join("python"), scratch.join("empty"));
+    for folder in [&own, &empty.join("bin")] {
+        fs::create_dir_all(folder).expect("the scratch folder is writable");
+        let link = folder.join("python3");
+        if !link.exists() {
+            symlink(python, link).expect("the scratch folder takes a link");
+        }
     }
-    folder.to_string_lossy().into_owned()
+    fs::write(empty.join("pyvenv.cfg"), "").expect("the scratch folder is writable");
+    format!("{}:{}/bin", own.display(), empty.display())
 }

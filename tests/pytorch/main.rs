@@ -9,3 +9,4 @@ mod mistakes;
 mod nodes;
 mod programs;
 mod restart;
+mod stops;

@@ -34,6 +34,7 @@ pub mod elastic;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
 pub mod process_group;
+mod program_note;
 mod regular_file;
 pub mod report;
 pub mod sampler;

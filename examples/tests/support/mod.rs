@@ -1,4 +1,4 @@
-//! Helpers for the tests of the examples.
+//! Helpers for the tests of the examples: they start the built programs and read their output.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What every bench program needs: whom to measure, and how to sum up.
+//! Shared by the bench programs: the launchers to measure, and the statistics.
 
 use std::env;
 use std::path::PathBuf;

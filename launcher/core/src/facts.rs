@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn duplicate_variable_uses_first_value() {
-        let facts = FakeWorld::new().facts(&[("A", "1"), ("A", "2"), ("B", "")]);
+        let facts = FakeWorld::default().facts(&[("A", "1"), ("A", "2"), ("B", "")]);
         assert_eq!(facts.variable("A"), Some(OsStr::new("1")));
         assert_eq!(facts.variable("B"), Some(OsStr::new("")));
         assert_eq!(facts.filled_variable("B"), None);
@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn calling_python_is_removed_from_worker_environment() {
-        let facts = FakeWorld::new().facts(&[("A", "1"), ("RANKRUN_SHIM_PYTHON", "/env/python"), ("B", "2")]);
+        let facts =
+            FakeWorld::default().facts(&[("A", "1"), ("RANKRUN_SHIM_PYTHON", "/env/python"), ("B", "2")]);
         assert_eq!(facts.calling_python(), Some(Path::new("/env/python")));
         let names: Vec<_> = facts.environment().iter().map(|(name, _)| name.to_str().unwrap()).collect();
         assert_eq!(names, ["A", "B"]);
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn path_is_searched_in_order_for_executable_files() {
-        let world = FakeWorld::new()
+        let world = FakeWorld::default()
             .folder("/a/tool")
             .file("/b/tool", b"")
             .program("/c/tool")

@@ -32,11 +32,11 @@ pub enum JobEvent {
         grace: Duration,
     },
     /// A worker was uninterruptible (state `D`) for too long, and all are being stopped.
-    Stuck {
+    Uninterruptible {
         /// The uninterruptible worker and its pid.
         worker: UninterruptibleWorker,
         /// How long it has been uninterruptible.
-        stuck_for: Duration,
+        blocked_for: Duration,
         /// The limit that the user set.
         limit: Duration,
         /// All workers that are alive.
@@ -70,7 +70,7 @@ pub enum JobEvent {
         round: Box<Round>,
     },
     /// The job has ended on another node, and all workers are being stopped.
-    OverElsewhere {
+    EndedElsewhere {
         /// How the other node ended the job.
         remote_end: RendezvousEnd,
         /// The workers that are being stopped.
@@ -156,6 +156,22 @@ pub enum JobEvent {
         /// The signal that they have ignored for the grace period; `None` after a second stop signal.
         ignored_signal: Option<Signal>,
     },
+    /// The workers have ended, and processes of their groups have not ended by the stop signal so far.
+    AwaitingGroups {
+        /// The workers that left the processes.
+        local_ranks: Vec<LocalRank>,
+        /// The signal that the processes got.
+        signal: Signal,
+        /// Time until SIGKILL.
+        grace: Duration,
+    },
+    /// Processes of the groups of ended workers get SIGKILL.
+    KillingGroups {
+        /// The workers that left the processes.
+        local_ranks: Vec<LocalRank>,
+        /// The signal that the processes have ignored for the grace period; `None` after a second stop signal.
+        ignored_signal: Option<Signal>,
+    },
     /// A worker is still there five seconds after SIGKILL.
     CannotEnd {
         /// The workers that are still there.
@@ -227,11 +243,11 @@ impl JobEvent {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::WorkerFailed { .. } => "worker_failed",
-            Self::Stuck { .. } => "worker_stuck",
+            Self::Uninterruptible { .. } => "worker_stuck",
             Self::NotJoined { .. } => "workers_not_joined",
             Self::Changed { .. } => "membership_changed",
             Self::Rejoined { .. } => "round_joined",
-            Self::OverElsewhere { .. } => "job_ended_elsewhere",
+            Self::EndedElsewhere { .. } => "job_ended_elsewhere",
             Self::SomeFinished { .. } => "some_workers_finished",
             Self::Settling => "waiting_for_other_nodes",
             Self::FinishedBeforeLoss { .. } => "finished_before_loss",
@@ -244,6 +260,8 @@ impl JobEvent {
             Self::TimeIsUp { .. } => "time_limit_over",
             Self::RankTable(_) => "rank_table",
             Self::Killing { .. } => "killing",
+            Self::AwaitingGroups { .. } => "waiting_for_groups",
+            Self::KillingGroups { .. } => "killing_groups",
             Self::CannotEnd { .. } => "workers_survive_kill",
             Self::AwaitingLeftovers { .. } => "waiting_for_leftovers",
             Self::LeftoversSurvive { .. } => "leftovers_survive_kill",
@@ -298,7 +316,7 @@ pub enum NoRestart {
     /// The launcher was told to stop.
     Stopped,
     /// A worker is uninterruptible and may hold what a new one needs.
-    Stuck,
+    Uninterruptible,
     /// A rule forbids it for such a failure.
     Rule(RestartRule),
     /// This many restarts have changed nothing in the checkpoint folder.
@@ -331,4 +349,16 @@ pub enum ShutdownNotice {
     OutputAbandoned,
     /// The other nodes are awaited.
     PeersPending,
+}
+
+impl ShutdownNotice {
+    /// The name for programs, as [`JobEvent::name`].
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OutputPending => "waiting_for_output_reader",
+            Self::OutputAbandoned => "output_abandoned",
+            Self::PeersPending => "waiting_for_end_of_other_nodes",
+        }
+    }
 }

@@ -21,7 +21,7 @@
 //! | [`screen`] | a terminal, as a model: what bytes do to it |
 //! | [`shell`] | words and scripts for a POSIX shell |
 //! | [`spec`] | a launch, as data |
-//! | [`template`] | `{rank}` and the like in texts of the user |
+//! | `template` | `{rank}` and the like in texts of the user |
 //! | [`worker_command`] | the argv and the environment of one worker |
 
 pub mod agent;
@@ -43,5 +43,5 @@ pub mod shell;
 #[cfg(test)]
 mod simulated;
 pub mod spec;
-pub mod template;
+pub(crate) mod template;
 pub mod worker_command;

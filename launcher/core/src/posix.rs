@@ -95,7 +95,25 @@ signals! {
     SIGSYS = 31,
 }
 
-/// A number or a name is no signal's.
+impl Signal {
+    /// Whether it ends a process that does not handle it.
+    #[must_use]
+    pub const fn ends_by_default(self) -> bool {
+        !matches!(
+            self,
+            Self::SIGCHLD
+                | Self::SIGCONT
+                | Self::SIGSTOP
+                | Self::SIGTSTP
+                | Self::SIGTTIN
+                | Self::SIGTTOU
+                | Self::SIGURG
+                | Self::SIGWINCH
+        )
+    }
+}
+
+/// The number or name does not belong to a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a signal")]
 pub struct NotASignal;

@@ -1,5 +1,6 @@
-//! The rules of a rendezvous: which nodes take part, in which order, and what the agents write for each other. The
-//! connections are in the crate `rankrun-host`.
+//! The rules of a rendezvous: which nodes take part, in which order, and the texts that agents write for each other in
+//! the store. The crate `rankrun-host` owns the connections. It reads the shared state, asks `round` what follows, and
+//! writes the answer back. A complete round goes to the agent.
 
 pub mod descriptor;
 pub mod failure_detector;
@@ -7,7 +8,7 @@ pub(crate) mod joined_round;
 pub mod keys;
 pub mod lease_deadlines;
 pub mod lost_node_deadline;
-pub mod membership;
+pub(crate) mod membership;
 pub mod message;
 pub(crate) mod node_name;
 pub mod note;

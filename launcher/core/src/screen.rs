@@ -12,8 +12,8 @@
 //!    A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
 //!    echoes the answer, so the text behind the prompt is unknown.
 //! 5. Memory is bounded, by `HELD_BYTES_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::exclusive_stream`] is respected.
-//! 6. A line that a labelled stream rewrites, such as a progress bar, is shown as pictures (`block`): on a
-//!    terminal in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to
+//! 6. A line that a labelled stream rewrites, such as a progress bar, is shown as snapshots (`block`): on a
+//!    terminal in place, elsewhere seldom. Its last snapshot becomes an ordinary line. The others are the exception to
 //!    rule 2.
 
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The seed of the histories that every change is tested with.
 const SEED: u64 = 18;
+const THREADS: u64 = 2;
 
 /// A pseudo-random sequence that depends on its seed alone (splitmix64).
 #[derive(Debug, Clone)]
@@ -48,6 +49,54 @@ pub(crate) struct Seeds {
 impl Seeds {
     pub(crate) fn iter(self) -> impl Iterator<Item = u64> {
         (0..self.count).map(move |index| self.first.wrapping_add(index.wrapping_mul(self.step)))
+    }
+}
+
+/// The failing histories of so many seeds, at most `enough` for each thread.
+pub(crate) fn search_on_threads<F: Send>(
+    count: u64,
+    enough: usize,
+    search: impl Fn(Seeds) -> Vec<F> + Sync,
+) -> Vec<F> {
+    let (seed, search) = (seed(), &search);
+    let part = |thread| {
+        search(Seeds { first: seed.wrapping_add(thread), step: THREADS, count: count / THREADS, enough })
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || part(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The failing history with the fewest events.
+pub(crate) fn shortest<H, B>(
+    failing: Vec<Failing<H, B>>,
+    count_events: impl Fn(&H) -> usize,
+) -> Option<Failing<H, B>> {
+    failing.into_iter().min_by_key(|failing| count_events(&failing.history))
+}
+
+/// A history that breaks an invariant.
+#[derive(Debug)]
+pub(crate) struct Failing<H, B> {
+    pub(crate) seed: u64,
+    pub(crate) history: H,
+    pub(crate) broken: B,
+}
+
+impl<H, B> Failing<H, B> {
+    /// The simplest history to which one simplification after the other leads. `first_failing` returns the first simpler
+    /// history that still fails in the same way.
+    pub(crate) fn shrink(mut self, first_failing: impl Fn(&H) -> Option<(H, B)>) -> Self {
+        while let Some((history, broken)) = first_failing(&self.history) {
+            self = Self { history, broken, ..self };
+        }
+        self
+    }
+
+    /// How to repeat it, for the report.
+    pub(crate) fn how_to_repeat(&self) -> String {
+        format!("the shortest history that breaks it; RANKRUN_SEED={} begins with a longer one:", self.seed)
     }
 }
 

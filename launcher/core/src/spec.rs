@@ -2,6 +2,8 @@
 //! makes it, the agent reads it.
 
 pub mod device_request;
+#[cfg(any(test, feature = "fakes"))]
+pub mod fake;
 pub mod options;
 pub mod output_stream;
 pub mod rendezvous;
@@ -440,58 +442,4 @@ pub struct WorkerDefaults {
     pub connection_interfaces: Vec<&'static str>,
     /// The path of `--nccl-lib`, for `RANKRUN_NCCL`.
     pub nccl_library: Option<PathBuf>,
-}
-
-/// A small launch for tests: two workers that run `/bin/true`.
-#[cfg(any(test, feature = "fakes"))]
-#[must_use]
-#[allow(clippy::unwrap_used, reason = "tests alone use it")]
-pub fn example() -> LaunchSpec {
-    let none = StreamMap::All(Streams::default());
-    LaunchSpec {
-        cli_flavor: CliFlavor::Rankrun,
-        entrypoint: Entrypoint::Program { path: PathBuf::from("/bin/true"), name: "true".into() },
-        args: Vec::new(),
-        workers: LocalWorldSize::new(2).unwrap(),
-        role: "default".to_owned(),
-        network: NetworkSpec::default(),
-        rendezvous: RendezvousSpec::Standalone {
-            run_id: RunId("example".to_owned()),
-            local_addr: None,
-            worker_store: false,
-        },
-        max_restarts: RestartCount(0),
-        restart: RestartPolicy::default(),
-        stop: StopPolicy { grace: Duration::from_secs(30), grace_for: stop::GraceFor::default() },
-        leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
-        start_timeout: None,
-        time_limit: None,
-        signals: SignalSpec::torchrun(),
-        dstate_timeout: None,
-        logs: LogSpec {
-            dir: LogDir::Off,
-            redirects: none.clone(),
-            tee: none,
-            console: None,
-            prefix: None,
-            duplicates: LineFilters::default(),
-        },
-        stdin: StdinPolicy::All,
-        defaults: WorkerDefaults {
-            nccl_async_error_handling: false,
-            interfaces: Vec::new(),
-            connection_interfaces: Vec::new(),
-            nccl_library: None,
-        },
-        devices: DeviceChoice {
-            workers: (0..2).map(|rank| crate::device::WorkerDevice::cpu(LocalRank(rank))).collect(),
-            ..DeviceChoice::cpus(Vec::new())
-        },
-        device_request: DeviceRequest::default(),
-        events: EventLog::Off,
-        parent_error_file: None,
-        external_worker: None,
-        nesting: String::new(),
-        options: IndependentOptions::default(),
-    }
 }

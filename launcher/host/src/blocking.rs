@@ -40,7 +40,9 @@ impl CallStep {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
 
-    fn get(&self) -> String {
+    /// What the call waits for.
+    #[must_use]
+    pub fn get(&self) -> String {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

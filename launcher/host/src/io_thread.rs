@@ -4,6 +4,8 @@
 //! thread is started when it is first needed, and so after the guard's fork: that process must have no other thread then.
 //! Dropping an [`IoThread`] drops its tasks with their sockets.
 
+pub(crate) mod kernel_timer;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -84,6 +86,11 @@ impl IoThread {
         Ok(Self { runtime: handle, stop: Some(stop), thread: Some(thread) })
     }
 
+    /// Runs a future on the calling thread, which waits; the thread of the runtime only watches its sockets and its clock.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
     /// Starts a task on the thread. Callable from any thread.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.runtime.spawn(task));
@@ -122,6 +129,17 @@ mod tests {
             sender.send(thread::current().name().map(str::to_owned)).unwrap();
         });
         assert_eq!(names.recv().unwrap().as_deref(), Some("rankrun-test"));
+    }
+
+    #[test]
+    fn future_of_another_thread_has_timers() {
+        let io_thread = IoThread::start("rankrun-test").unwrap();
+        let caller = thread::current().id();
+        let ran_on = io_thread.block_on(async {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            thread::current().id()
+        });
+        assert_eq!(ran_on, caller);
     }
 
     #[test]

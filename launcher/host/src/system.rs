@@ -1,4 +1,5 @@
-//! The real machine, asked through the kernel: the [`World`] of a launch.
+//! The real machine, asked through the kernel: the [`World`] of a launch. It answers the questions of
+//! `rankrun_core::facts` from files, the environment and the probes, and draws no conclusion from them.
 #![expect(clippy::disallowed_methods, reason = "the environment is read once, here")]
 
 mod affinity;

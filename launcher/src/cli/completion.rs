@@ -4,6 +4,7 @@
 //! that run complete `status`, `stop` and `restart`, and behind the entrypoint no option of the launcher is offered. The
 //! script of torchrun stands alone: where PyTorch's own torchrun takes its place again, a question would be a launch.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 
 use clap::builder::PossibleValuesParser;
@@ -12,6 +13,7 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, complete};
 use clap_complete::env::Shells;
 use clap_complete::{Shell as ShellOfClap, generate};
 
+use super::help::TOPICS;
 use super::option::{Kind, LaunchOption, options};
 use super::subcommand;
 use rankrun_core::facts::Facts;
@@ -82,7 +84,12 @@ pub(super) fn answer(words: &[OsString], facts: &Facts) -> Option<String> {
     let index = number(INDEX_VARIABLE).unwrap_or(typed.len().saturating_sub(1));
     let (typed, index) = as_known(typed, index);
     let mut command = whole_command();
-    command = with_jobs(command, facts);
+    let first = typed.get(1).filter(|_| index > 1);
+    // A subcommand stands first, or nowhere.
+    command = match first.filter(|first| command.find_subcommand(first).is_none()) {
+        Some(_) => launch_command("rankrun", CliFlavor::Rankrun),
+        None => with_jobs(command, facts),
+    };
     command.build();
     if is_behind_entrypoint(&command, typed.get(1..index).unwrap_or_default()) {
         return Some(String::new());
@@ -163,7 +170,11 @@ pub(super) fn whole_command() -> Command {
         }
         command = command.subcommand(known);
     }
-    command
+    let names = command.get_subcommands().map(|known| known.get_name().to_owned());
+    let topics: BTreeSet<String> = names.chain(TOPICS.map(str::to_owned)).collect();
+    command.mut_subcommand("help", |help| {
+        help.mut_arg("topic", |topic| topic.value_parser(PossibleValuesParser::new(topics)))
+    })
 }
 
 fn launch_command(name: &'static str, cli_flavor: CliFlavor) -> Command {
@@ -201,16 +212,21 @@ fn for_shells(option: Arg, cli_flavor: CliFlavor) -> Arg {
     }
 }
 
-/// The jobs that run, for the subcommands that take one.
+/// The jobs, for the subcommands that take one. They are searched for only where one is completed.
 fn with_jobs(command: Command, facts: &Facts) -> Command {
-    let folders = RuntimeFolders::of_environment(facts.environment()).job_folders();
-    let jobs: Vec<String> =
-        folders.iter().filter(|folder| !folder.is_dead()).map(|folder| folder.job.to_string()).collect();
+    let places = RuntimeFolders::of_environment(facts.environment());
     ["status", "stop", "restart"].into_iter().fold(command, |command, name| {
-        let jobs = jobs.clone();
-        let candidates = ArgValueCandidates::new(move || jobs.iter().map(CompletionCandidate::new).collect());
+        let places = places.clone();
+        let candidates = ArgValueCandidates::new(move || job_candidates(places.clone()));
         command.mut_subcommand(name, |command| command.mut_arg("job", |job| job.add(candidates)))
     })
+}
+
+/// No job is connected to: that would start a thread in it. So a job that was killed, with its guard, is offered too
+/// until `rankrun ls` or `gc` has removed its folder.
+fn job_candidates(places: RuntimeFolders) -> Vec<CompletionCandidate> {
+    let jobs = places.find_job_folders().map_or_else(|_| Vec::new(), |found| found.jobs);
+    jobs.into_iter().map(|folder| CompletionCandidate::new(folder.job)).collect()
 }
 
 /// Every name of an option.

@@ -15,9 +15,10 @@ use clap::Arg;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use words::{expected, in_words, kind_of, number_or_text, text_of};
+use words::{in_words, kind_of, number_or_text, text_of};
 
-use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin};
+use super::contradiction::beside;
+use super::error::{CliError, Expected, FilePlace, Origin, SettingError, expected, hint_for_type};
 use super::option::{Kind, LaunchOption, find_option, options};
 use super::settings::Setting;
 use super::suggest::{nearest_of, option_for_foreign};
@@ -26,10 +27,13 @@ use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::stop::GraceCause;
 use rankrun_host::regular_file;
 
+const PATH: Expected = Expected::new("the path of a file", "rankrun.toml");
 /// More than any such file has.
 const MOST_BYTES: u64 = 1 << 20;
-/// What is longer is no key of ours.
+/// A longer text is not a key of ours.
 const LONGEST_KEY: usize = 60;
+/// A longer value is named by its type.
+const LONGEST_VALUE: usize = 40;
 /// They ask for something else than a launch.
 const NOT_HERE: [&str; 4] = ["help", "print-completion", "version", "config"];
 const RESTART: [(&str, &str); 9] = [
@@ -102,48 +106,60 @@ impl Config {
 ///
 /// # Errors
 /// A file that cannot be read, or has an unknown key or value.
-pub(super) fn read(path: Option<Setting<OsString>>, facts: &Facts) -> Result<Config, CliError> {
-    let Some(Setting { value, .. }) = path else { return Ok(Config::default()) };
-    let fail = |problem| ConfigError { path: value.to_string_lossy().into_owned(), at: None, problem };
-    let path = facts.absolute(Path::new(&value));
-    let bytes = facts.world().read_file(&path, MOST_BYTES).map_err(|error| {
-        let words = error.to_string();
-        fail(match regular_file::not_regular_cause(&error) {
-            Some(_) => ConfigProblem::NotRegular(words),
-            None => ConfigProblem::Unreadable(words),
-        })
-    })?;
-    match std::str::from_utf8(&bytes) {
-        Ok(text) => Ok(parse(&value, text)?),
-        Err(error) => {
-            let at = Some((line_of(&bytes, error.valid_up_to()), String::new()));
-            Err(ConfigError { at, ..fail(ConfigProblem::NotUnicode) }.into())
-        }
+pub(super) fn read(named: Option<OsString>, facts: &Facts) -> Result<Config, CliError> {
+    let Some(value) = named else { return Ok(Config::default()) };
+    // An empty variable is none.
+    if value.is_empty() {
+        return Err(SettingError::unexpected(Origin::Option("config"), "", PATH).into());
     }
+    let path = facts.absolute(Path::new(&value));
+    let named = value.to_string_lossy();
+    let bytes = facts.world().read_file(&path, MOST_BYTES).map_err(|error| {
+        let hint = match regular_file::not_regular_cause(&error) {
+            None => "name a file that can be read, in `--config` or `RANKRUN_CONFIG`, or leave both out",
+            Some(cause) if cause.to_string().starts_with("a folder") => "name a file in the folder",
+            Some(_) => "write it into a file, and name that: a pipe may be the input of the workers",
+        };
+        CliError::refused(format!("the configuration file `{named}` cannot be read: {error}"), hint)
+    })?;
+    std::str::from_utf8(&bytes)
+        .map_err(|error| {
+            let line = line_of(&bytes, error.valid_up_to());
+            CliError::refused(format!("`{named}`, line {line}: this is not valid UTF-8"), "save it as UTF-8")
+        })
+        .and_then(|text| parse(&value, text))
 }
 
-fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
+fn parse(path: &OsStr, text: &str) -> Result<Config, CliError> {
     let path = path.to_string_lossy().into_owned();
     let mut reader = Reader { path, text, config: Config::default() };
     if let Some(at) = text.find('\0') {
-        return Err(reader.error("", at, ConfigProblem::NulByte));
+        return Err(reader.nul_byte(at));
     }
-    match DeTable::parse(text) {
-        Ok(document) => reader.document(document.get_ref())?,
-        Err(error) => {
-            let at = error.span().map(|span| (reader.line(span.start), String::new()));
-            if error.message().contains("recurs") {
-                return Err(ConfigError { path: reader.path, at, problem: ConfigProblem::TooDeep });
-            }
-            let key = error.span().and_then(|span| key_near(text, span.start));
-            let what = error.message().replace('\n', ", ");
-            // Without a place, as with an absurd depth.
-            let what = if at.is_none() { format!("is no TOML: {what}") } else { what };
-            let problem = ConfigProblem::Syntax { key, what };
-            return Err(ConfigError { path: reader.path, at, problem });
+    let error = match DeTable::parse(text) {
+        Ok(document) => return reader.document(document.get_ref()).map(|()| reader.config),
+        Err(error) => error,
+    };
+    let at = error.span().map(|span| span.start);
+    let place = match at {
+        Some(at) => format!("`{}`, line {}", reader.path, reader.line(at)),
+        None => format!("the configuration file `{}`", reader.path),
+    };
+    let message = error.message().replace('\n', ", ");
+    let key = at.and_then(|at| key_near(text, at)).map_or_else(String::new, |key| format!("`{key}`: "));
+    Err(match message {
+        message if message.contains("recurs") => CliError::refused(
+            format!("{place}: tables or lists are nested too deeply"),
+            "write `key = value` below `[launch]`: no option needs more levels",
+        ),
+        message if message.contains("duplicate key") => {
+            CliError::refused(format!("{place}: {key}{message}"), "drop one of them")
         }
-    }
-    Ok(reader.config)
+        message => CliError::refused(
+            format!("{place}: {key}{message}"),
+            "the file is TOML: `key = value` below `[launch]`, texts in quotes",
+        ),
+    })
 }
 
 /// A key, and what stands behind it.
@@ -164,6 +180,22 @@ fn key_near(text: &str, at: usize) -> Option<String> {
     (!key.is_empty() && key.len() <= LONGEST_KEY && key.chars().all(is_key)).then(|| key.to_owned())
 }
 
+/// The table and the key in it that have what an option of this name or a key of another table says.
+fn place_of(name: &str) -> Option<(&'static str, &'static str)> {
+    let tables = [("stop", &STOP[..]), ("restart", &RESTART), ("nodes", &NODES)];
+    let keys = tables
+        .into_iter()
+        .flat_map(|(table, keys)| keys.iter().map(move |(short, long)| (table, *short, *long)));
+    let keys = keys.chain([("restart", "rules", "restart-rules"), ("stop", GRACE_FOR, GRACE_FOR)]);
+    let of_launch = || {
+        find_option(name).filter(|_| !NOT_HERE.contains(&name)).map(|option| ("launch", option.long_name()))
+    };
+    let mut found = keys
+        .filter(|(_, short, long)| [*short, *long].contains(&name))
+        .map(|(table, short, _)| (table, short));
+    found.next().or_else(of_launch)
+}
+
 struct Reader<'a> {
     path: String,
     text: &'a str,
@@ -175,9 +207,38 @@ impl Reader<'_> {
         line_of(self.text.as_bytes(), at)
     }
 
-    fn error(&self, key: &str, at: usize, problem: ConfigProblem) -> ConfigError {
-        let at = Some((self.line(at), key.to_owned()));
-        ConfigError { path: self.path.clone(), at, problem }
+    fn nul_byte(&self, at: usize) -> CliError {
+        CliError::refused(
+            format!("`{}`, line {}: there is a NUL byte in the text", self.path, self.line(at)),
+            "remove it; a file in UTF-16 is saved again as UTF-8",
+        )
+    }
+
+    /// Another type is expected. A value of one line is shown as it is written.
+    fn wrong_type(
+        &self,
+        (key, at): (&str, usize),
+        value: &Spanned<DeValue<'_>>,
+        expected: &str,
+        hint: impl FnOnce(&Origin, &str) -> String,
+    ) -> CliError {
+        let origin = self.origin(key, at);
+        let source = self.text.get(value.span()).unwrap_or_default();
+        let hint = hint(&origin, source);
+        let is_shown = !source.contains('\n') && source.len() <= LONGEST_VALUE;
+        match kind_of(value.get_ref()).filter(|_| !is_shown) {
+            Some(kind) => {
+                SettingError::of_origin(origin, format!("is {kind}, which is not {expected}"), hint)
+            }
+            None => SettingError::of_value(origin, source, format!("which is not {expected}"), hint),
+        }
+        .into()
+    }
+
+    /// The same thing is said twice.
+    fn twice(&self, key: &str, at: usize, before: &Origin) -> CliError {
+        let problem = format!("says what {} says", beside(before));
+        SettingError::of_origin(self.origin(key, at), problem, "drop one of them").into()
     }
 
     fn origin(&self, key: &str, at: usize) -> Origin {
@@ -185,19 +246,22 @@ impl Reader<'_> {
         Origin::File(Box::new(place))
     }
 
-    fn document(&mut self, document: &DeTable<'_>) -> Result<(), ConfigError> {
+    fn document(&mut self, document: &DeTable<'_>) -> Result<(), CliError> {
         for (name, value) in document {
             let at = name.span().start;
             let known = TABLES.contains(&name.get_ref().as_ref());
             let table = match value.get_ref() {
                 DeValue::Table(table) if known => table,
                 _ if known => {
-                    let problem = ConfigProblem::WrongType { is: kind_of(value), expected: "a table" };
-                    return Err(self.error(name.get_ref(), at, problem));
+                    let hint = |_: &_, _: &_| format!("write `[{}]`, and keys below it", name.get_ref());
+                    return Err(self.wrong_type((name.get_ref(), at), value, "a table", hint));
                 }
                 _ => return Err(self.unknown("", name, &TABLES)),
             };
-            for entry in table {
+            // What stands first in the file is reported first.
+            let mut entries: Vec<_> = table.iter().collect();
+            entries.sort_by_key(|(key, _)| key.span().start);
+            for entry in entries {
                 match name.get_ref().as_ref() {
                     "launch" => self.launch(entry)?,
                     "restart" if entry.0.get_ref() == "rules" => self.rules(entry)?,
@@ -211,19 +275,29 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn unknown(&self, table: &str, key: &Spanned<Cow<'_, str>>, known: &[&str]) -> ConfigError {
+    fn unknown(&self, table: &str, key: &Spanned<Cow<'_, str>>, known: &[&str]) -> CliError {
         let written = key.get_ref().replace('_', "-");
         let of_option = || if table == "launch" { option_for_foreign(&written) } else { None };
-        let nearest = nearest_of(&written, known.iter().copied()).or_else(of_option).map(str::to_owned);
-        let known =
-            if known.len() < 16 { known.iter().map(|key| (*key).to_owned()).collect() } else { Vec::new() };
+        let nearest = nearest_of(&written, known.iter().copied()).or_else(of_option);
+        let hint = match (place_of(&written), nearest) {
+            (Some((place, name)), _) if name == written => format!("it belongs in `[{place}]`"),
+            (Some((place, name)), _) => format!("write `{name}` in `[{place}]`"),
+            (_, Some(nearest)) => format!("did you mean `{nearest}`?"),
+            (_, None) if table.is_empty() => {
+                "the tables are `[launch]`, `[nodes]`, `[restart]` and `[stop]`; an option stands below `[launch]`"
+                    .to_owned()
+            }
+            (_, None) if known.len() < 16 => format!("there are {}", known.join(", ")),
+            (_, None) => "keys are the long names of options, as in `rankrun --help`, without dashes in front"
+                .to_owned(),
+        };
         let name =
             if table.is_empty() { key.get_ref().to_string() } else { format!("{table}.{}", key.get_ref()) };
-        let problem = ConfigProblem::UnknownKey { nearest, is_table: table.is_empty(), known };
-        self.error(&name, key.span().start, problem)
+        let origin = self.origin(&name, key.span().start);
+        SettingError::of_origin(origin, "is not a known key", hint).into()
     }
 
-    fn launch(&mut self, entry: Entry<'_>) -> Result<(), ConfigError> {
+    fn launch(&mut self, entry: Entry<'_>) -> Result<(), CliError> {
         let rows = || options(CliFlavor::Rankrun).filter(|option| !NOT_HERE.contains(&option.long_name()));
         let long = entry.0.get_ref().replace('_', "-");
         match rows().find(|row| row.long_name() == long) {
@@ -239,7 +313,7 @@ impl Reader<'_> {
         table: &str,
         options: &[(&'static str, &'static str)],
         entry: Entry<'_>,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<(), CliError> {
         let name = entry.0.get_ref().replace('_', "-");
         let option = options.iter().find(|(short, _)| *short == name).and_then(|(_, long)| find_option(long));
         match option {
@@ -256,38 +330,37 @@ impl Reader<'_> {
         }
     }
 
-    fn value(&mut self, table: &str, row: &'static Arg, (key, value): Entry<'_>) -> Result<(), ConfigError> {
+    fn value(&mut self, table: &str, row: &'static Arg, (key, value): Entry<'_>) -> Result<(), CliError> {
         let (name, at) = (format!("{table}.{}", key.get_ref()), key.span().start);
         // Two names of one value.
         let twins = if GRACES.contains(&row.long_name()) { &GRACES[..] } else { &[row.long_name()] };
         let twin = self.config.values.iter().find(|(known, _)| twins.contains(&known.long_name()));
-        if let Some((_, Setting { origin: Origin::File(place), .. })) = twin {
-            let problem = ConfigProblem::Twice { line: place.line, key: place.key.clone() };
-            return Err(self.error(&name, at, problem));
+        if let Some((_, before)) = twin {
+            return Err(self.twice(&name, at, &before.origin));
         }
         let Some(text) = in_words(row, value.get_ref()) else {
-            let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(row) };
-            return Err(self.error(&name, at, problem));
+            let hint = |origin: &_, source: &_| hint_for_type(row, origin, source);
+            return Err(self.wrong_type((&name, at), value, &expected(row.kind()), hint));
         };
         if text.contains('\0') {
-            return Err(self.error("", at, ConfigProblem::NulByte));
+            return Err(self.nul_byte(at));
         }
         if let Kind::Choice(choices) = row.kind()
             && !choices.contains(&text)
         {
-            return Err(self.error(&name, at, ConfigProblem::NoChoice { value: text, choices }));
+            return Err(SettingError::not_of_type(row, self.origin(&name, at), text).into());
         }
         let setting = Setting { origin: self.origin(&name, at), value: text.into() };
         self.config.values.push((row, setting));
         Ok(())
     }
 
-    fn graces(&mut self, (key, value): Entry<'_>) -> Result<(), ConfigError> {
+    fn graces(&mut self, (key, value): Entry<'_>) -> Result<(), CliError> {
         let name = format!("stop.{}", key.get_ref());
         let DeValue::Table(table) = value.get_ref() else {
-            let expected = "a table, as in `[stop.grace-for]`";
-            let problem = ConfigProblem::WrongType { is: kind_of(value), expected };
-            return Err(self.error(&name, key.span().start, problem));
+            let hint =
+                |_: &_, _: &_| "write `[stop.grace-for]`, and a grace for each cause below it".to_owned();
+            return Err(self.wrong_type((&name, key.span().start), value, "a table", hint));
         };
         for (key, value) in table {
             let (said, at) = (key.get_ref().replace('_', "-"), key.span().start);
@@ -295,39 +368,32 @@ impl Reader<'_> {
                 return Err(self.unknown(&name, key, &GraceCause::ALL.map(GraceCause::key)));
             };
             let name = format!("{name}.{}", key.get_ref());
-            if let Some((_, Setting { origin: Origin::File(place), .. })) =
-                self.config.graces.iter().find(|(known, _)| *known == cause)
-            {
-                let (line, key) = (place.line, place.key.clone());
-                return Err(self.error(&name, at, ConfigProblem::Twice { line, key }));
+            if let Some((_, before)) = self.config.graces.iter().find(|(known, _)| *known == cause) {
+                return Err(self.twice(&name, at, &before.origin));
             }
             let Some(text) = text_of(value.get_ref()) else {
-                let problem = ConfigProblem::WrongType { is: kind_of(value), expected: "a text or a number" };
-                return Err(self.error(&name, at, problem));
+                let hint = |_: &_, _: &_| "write seconds, or a time in quotes, as in `\"1m\"`".to_owned();
+                return Err(self.wrong_type((&name, at), value, &expected(Kind::Text), hint));
             };
             self.config.graces.push((cause, Setting { origin: self.origin(&name, at), value: text }));
         }
         Ok(())
     }
 
-    fn rules(&mut self, (key, value): Entry<'_>) -> Result<(), ConfigError> {
+    fn rules(&mut self, (key, value): Entry<'_>) -> Result<(), CliError> {
         const NAME: &str = "restart.rules";
-        let wrong = |value| ConfigProblem::WrongType {
-            is: kind_of(value),
-            expected: "tables, as in `[[restart.rules]]`",
+        let wrong = |reader: &Self, at, value| {
+            let hint = |_: &_, _: &_| "write tables, as in `[[restart.rules]]`".to_owned();
+            reader.wrong_type((NAME, at), value, "a list of tables", hint)
         };
-        if let Some(Setting { origin: Origin::File(place), .. }) =
-            find_option("restart-rules").and_then(|option| self.config.find(option))
-        {
-            let FilePlace { line, key: before, .. } = *place;
-            return Err(self.error(NAME, key.span().start, ConfigProblem::Twice { line, key: before }));
+        let at = key.span().start;
+        if let Some(before) = find_option("restart-rules").and_then(|option| self.config.find(option)) {
+            return Err(self.twice(NAME, at, &before.origin));
         }
-        let DeValue::Array(rules) = value.get_ref() else {
-            return Err(self.error(NAME, key.span().start, wrong(value)));
-        };
+        let DeValue::Array(rules) = value.get_ref() else { return Err(wrong(self, at, value)) };
         for rule in rules {
             let DeValue::Table(table) = rule.get_ref() else {
-                return Err(self.error(NAME, rule.span().start, wrong(rule)));
+                return Err(wrong(self, rule.span().start, rule));
             };
             let value = self.rule(table)?;
             let text = Setting { origin: self.origin(NAME, rule.span().start), value };
@@ -340,7 +406,7 @@ impl Reader<'_> {
     }
 
     /// The rule as `--restart-rules` has it.
-    fn rule(&self, table: &DeTable<'_>) -> Result<String, ConfigError> {
+    fn rule(&self, table: &DeTable<'_>) -> Result<String, CliError> {
         let (mut conditions, mut then) = (Vec::new(), None);
         for (key, value) in table {
             let name = key.get_ref().as_ref();
@@ -362,10 +428,11 @@ impl Reader<'_> {
                     "exit" => "a number, a range such as \"10-19\", or a list of those",
                     "signal" => "a number or a name",
                     "then" => "a text",
-                    _ => "a number",
+                    _ => "a whole number",
                 };
-                let problem = ConfigProblem::WrongType { is: kind_of(value), expected };
-                return Err(self.error(&format!("restart.rules.{name}"), key.span().start, problem));
+                let name = format!("restart.rules.{name}");
+                let hint = |_: &_, _: &_| format!("write {expected}");
+                return Err(self.wrong_type((&name, key.span().start), value, expected, hint));
             };
             if name == "then" { then = Some(text) } else { conditions.push(format!("{name}={text}")) }
         }

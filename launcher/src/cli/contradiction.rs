@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::error::{CliError, Origin, Problem, SettingError};
 use super::settings::{Setting, Settings};
-use super::values::{time, time_or_zero};
+use super::values::time;
 
 /// A variable may be there for all jobs of a user, whatever each of them says.
 pub(super) fn without_effect(origin: Origin, missing: &'static str) -> Result<(), CliError> {
@@ -20,6 +20,16 @@ pub(super) fn without_effect(origin: Origin, missing: &'static str) -> Result<()
             Err(SettingError::of_origin(origin, format!("is given, but {missing} is not"), hint).into())
         }
     }
+}
+
+/// The same for a setting that the 0 of another one makes idle.
+pub(super) fn idle_beside_zero(origin: Origin, zero: &Origin) -> Result<(), CliError> {
+    if matches!(origin, Origin::Variable(_)) {
+        return Ok(());
+    }
+    let zero = if are_side_by_side(&origin, zero) { beside(zero) } else { zero.to_string() };
+    let hint = format!("give {zero} a value above 0, or leave {} out", beside(&origin));
+    Err(SettingError::of_origin(origin, format!("is given, but {zero} is `0`"), hint).into())
 }
 
 /// Whether one person wrote the two at the same time.
@@ -41,7 +51,7 @@ pub(super) fn refuse_pair<T: Display, U: Display>(
 }
 
 /// The file is already named.
-fn beside(origin: &Origin) -> String {
+pub(super) fn beside(origin: &Origin) -> String {
     match origin {
         Origin::File(place) => format!("`{}` in line {}", place.key, place.line),
         origin => origin.to_string(),
@@ -68,12 +78,12 @@ const BUDGET_FIRST: Problem = Problem {
 /// # Errors
 /// Such a pair, and times that cannot be read.
 pub(super) fn refuse_contradicting_times(settings: &Settings<'_>) -> Result<(), CliError> {
-    let limit = time(settings, &settings.args.time_limit)?;
-    let start = time(settings, &settings.args.start_timeout)?;
-    let delay = time_or_zero(settings, &settings.args.restart_delay)?;
-    let healthy = time(settings, &settings.args.restart_reset)?;
-    let window = time(settings, &settings.args.restart_window)?;
-    let leftover = time_or_zero(settings, &settings.args.leftover_grace)?;
+    let limit = time(settings, &settings.args.time_limit);
+    let start = time(settings, &settings.args.start_timeout);
+    let delay = time(settings, &settings.args.restart_delay);
+    let healthy = time(settings, &settings.args.restart_reset);
+    let window = time(settings, &settings.args.restart_window);
+    let leftover = time(settings, &settings.args.leftover_grace);
     must_be_below(leftover.as_ref(), limit.as_ref(), NO_LEFTOVER_GRACE)?;
     must_be_below(start.as_ref(), limit.as_ref(), NO_START)?;
     must_be_below(delay.as_ref(), limit.as_ref(), NO_RESTART)?;

@@ -1,4 +1,5 @@
-//! Reads the device options into a [`DeviceRequest`], and reports its assignment in the words of the command line.
+//! Reads the device options into a [`DeviceRequest`], has `rankrun_core` assign the devices, and reports errors in the
+//! words of the command line. The probes look at the machine, not this module.
 
 use std::time::Duration;
 

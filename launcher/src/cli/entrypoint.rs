@@ -1,4 +1,5 @@
-//! What each worker runs, and whether it can be run: looked at before anything starts.
+//! Decides what each worker runs (script, module or program), and checks before the start that it can be run. Facts
+//! about files come from [`Facts`]; the result is the `Entrypoint` of the launch. It starts nothing.
 
 mod advice;
 
@@ -8,12 +9,13 @@ use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::error::CliError;
+use super::error::{CliError, SettingError};
 use super::option::LaunchOption;
 use super::other_language::other_language;
 use super::python::choose_python;
 use super::settings::{CommandLine, Settings};
 use super::shebang::{LONGEST_LINE, starts_launcher};
+use super::subcommand;
 use super::suggest::{answer_to_command, nearest_of};
 use rankrun_core::facts::{Facts, FileKind, Permission};
 use rankrun_core::notice::{IgnoredBecause, Notice};
@@ -35,13 +37,13 @@ pub(super) fn resolve_entrypoint(
         return resolve_run_path(settings, argv0, typed, notices);
     }
     let program = |path| Entrypoint::Program { path, name: typed.clone() };
-    let no_python = settings.args.torchrun.no_python.is_some();
-    let module = settings.args.torchrun.module.is_some();
-    if no_python && module {
-        let message = "`--no-python` and `--module` exclude each other";
-        return Err(CliError::refused(message, "drop one of them"));
+    let no_python = settings.get(&settings.args.torchrun.no_python);
+    let module = settings.get(&settings.args.torchrun.module);
+    if let (Some(no_python), Some(module)) = (&no_python, &module) {
+        return Err(SettingError::exclusive(no_python.origin.clone(), &module.origin).into());
     }
-    if no_python {
+    let module = module.is_some();
+    if no_python.is_some() {
         let path =
             find_program(typed, settings.facts).map_err(|problem| no_program(typed, &problem, None))?;
         return Ok(program(path));
@@ -135,7 +137,7 @@ fn no_program(typed: &OsStr, problem: &ProgramProblem, meant: Option<&str>) -> C
     let name = typed.to_string_lossy();
     let is_absent = matches!(problem, ProgramProblem::Missing { .. } | ProgramProblem::NotInPath { .. });
     let hint = match problem {
-        _ if is_absent && matches!(&*name, "run" | "explain") => {
+        _ if is_absent && subcommand::is_name(&name) => {
             format!("the word `{name}` must stand first; a file of that name is `./{name}`")
         }
         _ if is_absent && name.contains(' ') => {
@@ -174,7 +176,7 @@ fn is_python_file(path: &Path) -> bool {
 
 /// Under our own name: a program that need not be announced with `--no-python`.
 ///
-/// A file here comes first; only a bare name that is no file here is looked up in `PATH`, as `mpirun` and `srun`
+/// A file here comes first; only a bare name that is not a file here is looked up in `PATH`, as `mpirun` and `srun`
 /// do. A name that ends in `.py` is always a script.
 fn program_without_asking(
     settings: &Settings<'_>,
@@ -284,6 +286,12 @@ fn check_script(settings: &Settings<'_>, script: &OsStr, typed: &OsStr) -> Resul
     match facts.world().kind(path) {
         FileKind::Missing => {
             let problem = ProgramProblem::Missing { folder: facts.working_folder() };
+            let name = typed.to_string_lossy();
+            if !own && subcommand::is_name(&name) {
+                let torchrun = if name == "explain" { " torchrun" } else { "" };
+                let hint = format!("torchrun has no commands: write `rankrun {name}{torchrun}`");
+                return Err(refused(typed, problem, hint));
+            }
             Err(no_program(typed, &problem, nearest_file(script, facts).as_deref()))
         }
         FileKind::Directory if !facts.exists(&path.join("__main__.py")) => {

@@ -5,18 +5,19 @@
 
 pub(super) use advice::{
     hint_for_brackets, hint_for_nodes, hint_for_place, hint_for_port, hint_for_port_in_host,
-    hint_for_port_range, hint_for_restarts, hint_for_size, hint_for_streams, hint_for_time, hint_for_workers,
+    hint_for_port_range, hint_for_restarts, hint_for_size, hint_for_streams, hint_for_time, hint_for_type,
+    hint_for_workers,
 };
-pub use config::{ConfigError, ConfigProblem};
 pub(super) use rule::RuleProblem;
-pub(super) use setting::Problem;
 pub use setting::SettingError;
+pub(super) use setting::{Problem, expected};
 
 use std::borrow::Cow;
 
 use clap::Arg;
 
-use super::option::{Family, Kind, LaunchOption, argparse_name};
+use super::option::{LaunchOption, argparse_name};
+use super::python_text::python_repr;
 use super::subcommand::options_of;
 use super::suggest::{help_topic_hint, similar_option_of, unknown_options_hint};
 use super::torchrun;
@@ -27,7 +28,6 @@ use rankrun_core::spec::CliFlavor;
 pub use rankrun_core::spec::setting::{Expected, FilePlace, Origin};
 
 mod advice;
-mod config;
 mod rule;
 mod setting;
 
@@ -48,9 +48,6 @@ pub enum CliError {
     /// A setting does not work out.
     #[error(transparent)]
     Setting(Box<SettingError>),
-    /// A configuration file cannot be used.
-    #[error(transparent)]
-    Config(Box<ConfigError>),
     /// Devices cannot be chosen, counted, shared or bound to as was asked.
     #[error(transparent)]
     Devices(Box<DeviceError>),
@@ -67,12 +64,6 @@ pub enum CliError {
 impl From<SettingError> for CliError {
     fn from(error: SettingError) -> Self {
         Self::Setting(Box::new(error))
-    }
-}
-
-impl From<ConfigError> for CliError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(Box::new(error))
     }
 }
 
@@ -103,7 +94,6 @@ impl CliError {
             Self::Usage { cli_flavor: CliFlavor::Rankrun, error } => error.hint(),
             Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => None,
             Self::Setting(error) => Some(error.hint.to_string()),
-            Self::Config(error) => Some(error.problem.hint()),
             Self::Devices(error) => Some(error.hint()),
             Self::Refused { hint, .. } => Some(hint.to_string()),
         }
@@ -128,10 +118,9 @@ impl CliError {
     /// did not type it.
     fn variable_line(&self) -> String {
         match self {
-            Self::Usage {
-                error: error @ UsageError::BadValue { origin: Origin::Variable(_), option, .. },
-                ..
-            } if option.family() == Family::Pet => {
+            Self::Usage { error: UsageError::Setting(error), .. }
+                if error.option_of_argparse().is_some() && matches!(error.origin, Origin::Variable(_)) =>
+            {
                 format!("{error}\n")
             }
             _ => String::new(),
@@ -173,9 +162,6 @@ pub enum UsageError {
         /// The subcommand.
         word: &'static str,
     },
-    /// Two options of a subcommand that exclude each other, by their long names.
-    #[error("`--{}` and `--{}` exclude each other", .0[0], .0[1])]
-    Exclusive([&'static str; 2]),
     /// A word that a question about the machine has no use for.
     #[error("`rankrun {command}` does not know `{word}`")]
     UnknownTo {
@@ -189,12 +175,6 @@ pub enum UsageError {
     MissingArgument {
         /// The subcommand.
         command: &'static str,
-    },
-    /// `--watch` with something that is no interval.
-    #[error("`--watch` is `{value}`, which is not a number of seconds from 0.1 to 86400")]
-    BadInterval {
-        /// The value.
-        value: String,
     },
     /// Words that look like options and are none.
     #[error("unknown option {}", backticked(words))]
@@ -224,16 +204,15 @@ pub enum UsageError {
         /// The value.
         value: String,
     },
-    /// A value that is not of the option's type.
-    #[error("{origin} is {}, which is not {}", quoted(value), expected(option.kind()))]
-    BadValue {
-        /// The option.
-        option: &'static Arg,
-        /// Where the value came from.
-        origin: Origin,
-        /// The value.
-        value: String,
-    },
+    /// A value that is not of the option's type, or options that exclude each other.
+    #[error(transparent)]
+    Setting(Box<SettingError>),
+}
+
+impl From<SettingError> for UsageError {
+    fn from(error: SettingError) -> Self {
+        Self::Setting(Box::new(error))
+    }
 }
 
 impl UsageError {
@@ -252,18 +231,15 @@ impl UsageError {
                 format!("argument {}: expected one argument", argparse_name(option))
             }
             Self::UnwantedValue { option, value } => {
-                format!("argument {}: ignored explicit argument '{value}'", argparse_name(option))
+                format!(
+                    "argument {}: ignored explicit argument {}",
+                    argparse_name(option),
+                    python_repr(value)
+                )
             }
             // argparse has no words for what it does not know.
-            Self::NoLaunch { .. }
-            | Self::Exclusive(_)
-            | Self::UnknownTo { .. }
-            | Self::MissingArgument { .. }
-            | Self::BadInterval { .. } => self.to_string(),
-            Self::BadValue { option, .. } if option.family() == Family::Rankrun => self.to_string(),
-            Self::BadValue { option, value, .. } => {
-                format!("argument {}: {}", argparse_name(option), argparse_value(option.kind(), value))
-            }
+            Self::NoLaunch { .. } | Self::UnknownTo { .. } | Self::MissingArgument { .. } => self.to_string(),
+            Self::Setting(error) => error.argparse(),
         }
     }
 
@@ -284,7 +260,6 @@ impl UsageError {
             Self::NoLaunch { word } => {
                 Some(format!("leave `explain` out; a program of that name is `./{word}`"))
             }
-            Self::Exclusive(_) => Some("drop one of them".to_owned()),
             Self::UnknownTo { command: "completions", .. } => Some(COMPLETION_SHELLS.to_owned()),
             Self::UnknownTo { command: "shim", .. } => Some(SHIM_VERBS.to_owned()),
             Self::UnknownTo { command: "help", word } => Some(help_topic_hint(word)),
@@ -296,11 +271,10 @@ impl UsageError {
             Self::MissingArgument { command: "completions" } => Some(COMPLETION_SHELLS.to_owned()),
             Self::MissingArgument { command: "shim" } => Some(SHIM_VERBS.to_owned()),
             Self::MissingArgument { .. } => Some("`rankrun ls` lists the running jobs".to_owned()),
-            Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `--{}`", option.long_name())),
             Self::MissingValue { option } => Some(advice::hint_for_missing(option)),
-            Self::BadValue { option, origin, value } => Some(advice::hint_for_type(option, origin, value)),
+            Self::Setting(error) => Some(error.hint.to_string()),
         }
     }
 }
@@ -332,26 +306,4 @@ fn taken_as_value(taken: Option<&(&'static Arg, String)>) -> String {
 
 fn backticked(words: &[String]) -> String {
     words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
-}
-
-fn expected(kind: Kind) -> String {
-    match kind {
-        Kind::Flag | Kind::Text => "valid UTF-8".to_owned(),
-        Kind::Int => "a whole number".to_owned(),
-        Kind::Float => "a number".to_owned(),
-        Kind::Choice(choices) => format!("one of {}", backticked(&choices)),
-        Kind::RankOrWord => "a local rank, `all` or `none`".to_owned(),
-    }
-}
-
-fn argparse_value(kind: Kind, value: &str) -> String {
-    match kind {
-        Kind::Int => format!("invalid int value: '{value}'"),
-        Kind::Float => format!("invalid float value: '{value}'"),
-        Kind::Choice(choices) => {
-            let choices: Vec<String> = choices.iter().map(|choice| format!("'{choice}'")).collect();
-            format!("invalid choice: '{value}' (choose from {})", choices.join(", "))
-        }
-        Kind::Flag | Kind::Text | Kind::RankOrWord => format!("invalid value: '{value}'"),
-    }
 }

@@ -1,69 +1,68 @@
-//! `rankrun explain`: the launch that a command line asks for, and where each of its settings was set.
+//! `rankrun explain`: resolves a command line as a launch does, and adds the origin of each setting. The crate
+//! `rankrun-tools` prints the answer.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::sync::LazyLock;
 
+use clap::{Arg, Args};
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::error::{CliError, Origin, UsageError};
-use super::option::{Kind, LaunchOption, options};
-use super::settings::{CommandLine, ParsedArgs, Setting, Settings, WrittenOption, merge, parse, variable};
-use super::subcommand::find_subcommand;
-use super::{Command, launch};
+use super::error::{CliError, UsageError};
+use super::normalise::asks_for_text;
+use super::option::{Kind, LaunchOption, command, options};
+use super::resolve::resolve;
+use super::settings::{Setting, Settings, config_path, merge, parse_with};
+use super::subcommand::{ExplainArgs, find_subcommand};
+use super::{Command, answer, config};
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::CliFlavor;
-use rankrun_core::spec::stop::GraceCause;
-use rankrun_tools::explain::{ExplainForm, ExplainRequest, Origins, RunIdLife};
+use rankrun_tools::explain::{ExplainForm, ExplainRequest, KnownOption, Origins};
 
-/// Where the options of a launch were set.
-fn origins_of(line: &CommandLine, facts: &Facts) -> Result<Origins, CliError> {
-    let settings = merge(line, facts)?;
-    let written = settings.written.iter().filter(|written| says_something(written));
-    let mut effective: Vec<(&'static str, Origin)> =
-        written.map(|written| (written.option.long_name(), written.setting.origin.clone())).collect();
-    let grace = settings.find("grace").or_else(|| settings.find("shutdown-timeout"));
-    if grace.is_none_or(|grace| grace.is_of_file()) {
-        let of_file = |(cause, grace): &(GraceCause, Setting<_>)| (cause.setting(), grace.origin.clone());
-        effective.extend(settings.config.graces().iter().map(of_file));
+/// The options of a launch, and of `explain` among them.
+static RANKRUN: LazyLock<clap::Command> =
+    LazyLock::new(|| ExplainArgs::augment_args(command(CliFlavor::Rankrun).clone()));
+static TORCHRUN: LazyLock<clap::Command> =
+    LazyLock::new(|| ExplainArgs::augment_args(command(CliFlavor::Torchrun).clone()));
+
+/// What was said of each option, and of the settings that only a file has.
+fn origins_of(settings: &Settings<'_>) -> Origins {
+    let mut given: Vec<(&'static str, Setting<OsString>)> = Vec::new();
+    for written in &settings.given {
+        let (name, kind) = (written.option.long_name(), written.option.kind());
+        let Setting { origin, value } = written.setting.clone();
+        let value = match (kind == Kind::Flag, name) {
+            (true, "verbose") if value.is_empty() => settings.typed_count("verbose").to_string().into(),
+            (true, name) if name != "verbose" => OsString::from(if written.is_off() { "no" } else { "yes" }),
+            _ => value,
+        };
+        // A flag that is typed again says no more.
+        let is_known = |(known, said): &(&str, Setting<_>)| *known == name && said.origin == origin;
+        if kind != Kind::Flag || !given.iter().any(is_known) {
+            given.push((name, Setting { origin, value }));
+        }
     }
-    if let Some(rule) = settings.config.rules().first() {
-        effective.push(("restart-rules", rule.text.origin.clone()));
-    }
-    Ok(Origins { effective, overridden: overridden_by(&settings) })
+    let text = |text: &Setting<String>| Setting { origin: text.origin.clone(), value: (&text.value).into() };
+    given.extend(settings.config.graces().iter().map(|(cause, grace)| (cause.setting(), text(grace))));
+    given.extend(settings.config.rules().first().map(|rule| ("restart-rules", text(&rule.text))));
+    let of_launch = options(CliFlavor::Rankrun).filter(|option| !asks_for_text(option));
+    Origins { given, options: of_launch.map(known_option).collect() }
 }
 
-/// Variables and lines of the file that lost against the command line or a variable.
-fn overridden_by(settings: &Settings<'_>) -> Vec<(&'static str, Origin)> {
-    let mut overridden = Vec::new();
-    for option in options(CliFlavor::Rankrun) {
-        let winner = settings.find(option.long_name()).map(|winner| winner.origin);
-        let sources = [variable(option, settings.facts), settings.config.find(option)];
-        let losers = sources.into_iter().flatten().map(|setting| WrittenOption { option, setting });
-        let losers = losers.filter(|loser| says_something(loser) && winner.is_some());
-        let others =
-            losers.map(|loser| loser.setting.origin).filter(|origin| Some(origin) != winner.as_ref());
-        overridden.extend(others.map(|origin| (option.long_name(), origin)));
-    }
-    let has_other_rules = settings.find("restart-rules").is_some();
-    let rules = settings.config.rules().first().filter(|_| has_other_rules);
-    overridden.extend(rules.map(|rule| ("restart-rules", rule.text.origin.clone())));
-    overridden
-}
-
-/// An empty text is as good as none, but for a name; a flag may be 0.
-fn says_something(written: &WrittenOption) -> bool {
-    let WrittenOption { option, setting } = written;
-    if option.kind() == Kind::Flag {
-        setting.value != "0"
-    } else {
-        !setting.value.is_empty() || option.long_name() == "role"
+fn known_option(option: &'static Arg) -> KnownOption {
+    let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+    let default = help.rsplit_once("[default: ").and_then(|(_, text)| text.split_once(']'));
+    KnownOption {
+        name: option.long_name(),
+        flag: (option.kind() == Kind::Flag).then_some("no"),
+        default: default.map(|(text, _)| text.replace('\n', " ")),
     }
 }
 
 /// Explains the words: a command line as it would be launched, with or without the name of the command.
 pub(super) fn interpret(
     argv0: &OsStr,
-    form: impl FnOnce(LocalWorldSize) -> Result<ExplainForm, CliError>,
+    form: impl FnOnce(&[OsString], LocalWorldSize) -> Result<ExplainForm, CliError>,
     words: &[OsString],
     facts: &Facts,
 ) -> Result<Command, CliError> {
@@ -78,28 +77,21 @@ pub(super) fn interpret(
         None | Some("explain") => words,
         Some(word) => return Err(no_launch(word)),
     };
-    let first = match launch(cli_flavor, argv0, words, facts)? {
-        Command::Launch(launch) => *launch,
-        answer => return Ok(answer),
+    let grammar: &'static clap::Command = match cli_flavor {
+        CliFlavor::Rankrun => &RANKRUN,
+        CliFlavor::Torchrun => &TORCHRUN,
     };
-    // What differs in a second reading of the same words is made up, at each launch anew.
-    let again = match launch(cli_flavor, argv0, words, facts)? {
-        Command::Launch(launch) => *launch,
-        answer => return Ok(answer),
-    };
-    let is_fresh = first.spec.rendezvous.run_id() != again.spec.rendezvous.run_id();
-    let form = form(first.spec.workers)?;
-    let origins = match parse(cli_flavor, words)? {
-        ParsedArgs::Launch(line) => origins_of(&line, facts)?,
-        _ => Origins::default(),
-    };
-    Ok(Command::Explain(Box::new(ExplainRequest {
-        spec: first.spec,
-        notices: first.notices.into_iter().filter(|notice| again.notices.contains(notice)).collect(),
-        origins,
-        run_id: if is_fresh { RunIdLife::Fresh } else { RunIdLife::Fixed },
-        form,
-    })))
+    let (parsed, own) = parse_with(cli_flavor, words, grammar)?;
+    answer(cli_flavor, parsed, |line| {
+        let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
+        let launch = resolve(argv0, line, &settings)?;
+        Ok(Command::Explain(Box::new(ExplainRequest {
+            form: form(&own, launch.spec.workers)?,
+            spec: launch.spec,
+            notices: launch.notices,
+            origins: origins_of(&settings),
+        })))
+    })
 }
 
 fn no_launch(word: &'static str) -> CliError {

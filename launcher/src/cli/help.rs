@@ -1,4 +1,5 @@
-//! The help: the options and texts about them; clap lays it out.
+//! The help of a launch and of its topics: texts about the options, which clap lays out. The options and their lines
+//! come from `option`; the help of a subcommand is in `subcommand`.
 
 use clap::{Arg, Command};
 
@@ -37,10 +38,15 @@ const ENTRYPOINT: &str = "A Python script, a module with --module, or a program 
 const MACROS: &str = "${local_rank} and ${rank}";
 const TORCH_MACROS: &str = "$local_rank, ${local_rank} and $$ (as $)";
 
-/// The text behind the options, which both names share.
+/// How long names may be written under our own name.
+const SPELLINGS: &str = "underscores; torchrun's may also be abbreviated";
+const TORCHRUN_SPELLINGS: &str = "underscores and abbreviated";
+
+/// The text behind the options, which both names share but for their spellings.
 const BEHIND: &str = "\
-Long names may be written with underscores and abbreviated. Where an option is not given, torchrun's
-options are read from PET_NAME and ours from RANKRUN_NAME (as in PET_NPROC_PER_NODE, RANKRUN_STDIN).
+Long names may be written with underscores; torchrun's may also be abbreviated. Where an option
+is not given, torchrun's options are read from PET_NAME and ours from RANKRUN_NAME (as in
+PET_NPROC_PER_NODE, RANKRUN_STDIN).
 
 Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_ENV or CONDA_PREFIX.
 ";
@@ -48,8 +54,8 @@ Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_E
 /// What our own name adds.
 const PROGRAMS: &str = "
 An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
-.py file, or its first line starts rankrun or torchrun: Python runs those. A bare name that is no
-file here is looked up in PATH.
+.py file, or its first line starts rankrun or torchrun: Python runs those. A bare name that is
+not a file here is looked up in PATH.
 
 Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
@@ -73,9 +79,9 @@ The files are DIR/<run id>_<suffix>/attempt_<n>/<local rank>/stdout.log and stde
 ";
 
 const STOPPING: &str = "
-A stop begins with a signal to the workers: the one that the launcher got, or SIGTERM. After --grace,
-30 seconds unless said otherwise, SIGKILL ends what is left. A second signal to the launcher ends all
-at once. --time-limit stops the job after a time, and --warn-signal tells the workers before it.
+A stop begins with a signal to the workers: that of --stop-signal, else the one that the launcher got,
+or SIGTERM. After --grace, 30 seconds unless said otherwise, SIGKILL ends what is left. A second signal
+to the launcher ends all at once. --time-limit stops the job after a time, and --warn-signal tells the workers before it.
 
 Nothing of a job outlives a failure or a stop. After a success, what the workers have left behind is
 named, waited for up to --leftover-grace, and stopped; a process with RANKRUN_KEEP=1 in its
@@ -175,17 +181,33 @@ pub(super) fn version() -> String {
 /// What `rankrun help` explains beside the commands.
 pub(super) const TOPICS: [&str; 5] = ["devices", "nodes", "restarts", "stopping", "output"];
 
-/// What `rankrun help` prints about a topic.
-pub(super) fn topic(name: &str) -> Option<String> {
+/// What `rankrun help` prints about a topic; without a width at the terminal's.
+pub(super) fn topic(name: &str, width: Option<usize>) -> Option<String> {
     let (text, more) = match name {
-        "devices" => (DEVICES, "`rankrun devices` shows them; see `rankrun devices --help`.\n"),
+        "devices" => (DEVICES, "`rankrun devices` shows them; see `rankrun devices --help`."),
         "nodes" => (NODES, ""),
         "restarts" => (RESTARTS, ""),
         "stopping" => (STOPPING, ""),
         "output" => (OUTPUT, ""),
         _ => return None,
     };
-    Some(format!("{}{}{more}", text.trim_start(), if more.is_empty() { "" } else { "\n" }))
+    let text = format!("{}\n\n{more}", reflowed(text));
+    let command = Command::new("rankrun").disable_help_flag(true).help_template("{about}\n");
+    Some(at_width(command.about(text.trim_end().to_owned()), width).render_help().to_string())
+}
+
+/// Each paragraph as one line, which clap wraps.
+fn reflowed(text: &str) -> String {
+    let paragraphs = text.trim().split("\n\n").map(|paragraph| paragraph.replace('\n', " "));
+    paragraphs.collect::<Vec<_>>().join("\n\n")
+}
+
+/// The command with help of this width; without one at the terminal's.
+fn at_width(command: Command, width: Option<usize>) -> Command {
+    match width {
+        Some(width) => command.term_width(width),
+        None => command.max_term_width(WIDTH),
+    }
 }
 
 /// The paragraphs of the man page behind the options.
@@ -236,7 +258,9 @@ fn torchrun_help() -> String {
     let arguments = options(CliFlavor::Torchrun).enumerate().map(in_order);
     let command = without_options(TORCH_MACROS).term_width(WIDTH).args(arguments);
     let command = command.help_template("{about}\n\n{all-args}{after-help}");
-    let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
+    let text = command
+        .after_help(format!("{}{TORCHRUN_EXAMPLES}", BEHIND.replace(SPELLINGS, TORCHRUN_SPELLINGS)))
+        .render_help();
     format!("{}\n{text}", torchrun::USAGE)
 }
 
@@ -255,14 +279,12 @@ fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
         "{{about}}\n\n{{usage-heading}} {{usage}}\n\nCommands:\n{}\n{{all-args}}{{after-help}}",
         list_of_subcommands()
     ));
-    let command = match width {
-        Some(width) => command.term_width(width),
-        None => command.max_term_width(WIDTH),
-    };
+    let command = at_width(command, width);
     let command = match length {
-        HelpLength::Short => command.after_help(SHORT_BEHIND),
+        HelpLength::Short => command.after_help(reflowed(SHORT_BEHIND)),
         HelpLength::Long => {
-            command.after_help(format!("{BEHIND}{PROGRAMS}{CONFIG}{BY_HAND}{OTHER_PAGES}{EXAMPLES}"))
+            let behind = [BEHIND, PROGRAMS, CONFIG, BY_HAND, OTHER_PAGES].map(reflowed).join("\n\n");
+            command.after_help(format!("{behind}\n{EXAMPLES}"))
         }
     };
     command.next_line_help(length == HelpLength::Long).clone().render_help().to_string()
@@ -321,7 +343,8 @@ mod tests {
             .map(Command::get_name)
             .filter(|name| *name != "run")
             .map(|name| (name.to_owned(), help_of(name, true).unwrap()));
-        for (name, text) in of_launch.into_iter().chain(of_subcommands) {
+        let of_topics = TOPICS.map(|name| (format!("topic_{name}"), topic(name, Some(WIDTH)).unwrap()));
+        for (name, text) in of_launch.into_iter().chain(of_subcommands).chain(of_topics) {
             let path = format!("{folder}/{name}.txt");
             if std::env::var_os("RANKRUN_UPDATE").is_some() {
                 std::fs::write(&path, &text).unwrap();
@@ -342,10 +365,14 @@ mod tests {
     }
 
     #[test]
-    fn help_topics_hold_the_paragraphs() {
+    fn help_topics_are_wrapped_at_the_width() {
         for name in TOPICS {
-            assert!(topic(name).is_some_and(|text| text.ends_with('\n') && text.len() > 200), "{name}");
+            let [narrow, wide] = [60, 400].map(|width| topic(name, Some(width)).unwrap());
+            assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&narrow), words(&wide));
+            assert!(wide.lines().count() < narrow.lines().count() && wide.ends_with(".\n"), "{wide}");
         }
-        assert_eq!(topic("gc"), None);
+        assert_eq!(topic("gc", None), None);
     }
 }

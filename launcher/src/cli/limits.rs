@@ -1,14 +1,16 @@
 //! How long the job may take: `--time-limit`, and `--warn-signal` before its end.
 
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use super::contradiction::{refuse_pair, shown};
 use super::error::{CliError, Expected, Problem, SettingError};
-use super::resolve::refused;
+use super::option::FromText;
 use super::settings::{Setting, Settings};
 use super::values::{parse_time, time};
 use rankrun_core::notice::Notice;
-use rankrun_core::spec::signal::CatchableSignal;
+use rankrun_core::posix::Signal;
+use rankrun_core::spec::signal::parse_signal;
 use rankrun_core::spec::stop::{EarlyWarning, TimeLimit};
 use rankrun_core::spec::{RendezvousSpec, StoreHost};
 
@@ -29,7 +31,7 @@ pub(super) fn resolve_start_timeout(
     settings: &Settings<'_>,
     rendezvous: &RendezvousSpec,
 ) -> Result<Option<Duration>, CliError> {
-    let Some(Setting { origin, value }) = time(settings, &settings.args.start_timeout)? else {
+    let Some(Setting { origin, value }) = time(settings, &settings.args.start_timeout) else {
         return Ok(None);
     };
     if rendezvous.nodes().allows_many() {
@@ -51,7 +53,7 @@ pub(super) fn resolve_time_limit(
     notices: &mut Vec<Notice>,
 ) -> Result<Option<TimeLimit>, CliError> {
     let warning = settings.get(&settings.args.warn_signal);
-    let Some(limit) = time(settings, &settings.args.time_limit)? else {
+    let Some(limit) = time(settings, &settings.args.time_limit) else {
         return match warning {
             None => Ok(None),
             Some(Setting { origin, .. }) => {
@@ -61,18 +63,27 @@ pub(super) fn resolve_time_limit(
             }
         };
     };
-    let Some(Setting { origin, value }) = warning else {
+    let Some(Setting { origin, value: warning }) = warning else {
         return Ok(Some(TimeLimit { limit: limit.value, warning: None }));
     };
-    let Some(warning) = parse_warning(&value) else {
-        return Err(refused(origin, value, WARN_SIGNAL));
-    };
     if warning.before >= limit.value {
+        let text = settings.find("warn-signal").map(|written| written.value).unwrap_or_default();
+        let value = text.to_string_lossy().into_owned();
         let said = Setting { origin: origin.clone(), value: &value };
         refuse_pair(said, shown(&limit), WARNED_AT_START)?;
         notices.push(Notice::WarnedAtStart { origin, value, limit: limit.value });
     }
     Ok(Some(TimeLimit { limit: limit.value, warning: Some(warning) }))
+}
+
+impl FromText for EarlyWarning {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_warning)
+    }
+
+    fn expected() -> Option<Expected> {
+        Some(WARN_SIGNAL)
+    }
 }
 
 /// `USR1`, `SIGUSR1@120`, `TERM@5m`.
@@ -81,15 +92,14 @@ fn parse_warning(text: &str) -> Option<EarlyWarning> {
         Some((name, before)) => (name, parse_time(before).filter(|before| !before.is_zero())?),
         None => (text, DEFAULT_WARNING),
     };
-    let CatchableSignal(signal) = name.parse().ok()?;
+    let is_catchable = |signal: &Signal| !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP);
+    let signal = parse_signal(name).filter(is_catchable)?;
     Some(EarlyWarning { signal, before })
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
-
-    use rankrun_core::posix::Signal;
 
     use super::*;
     use crate::cli::{Command, interpret};
@@ -102,12 +112,12 @@ mod tests {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
         let mut environment = environment.to_vec();
         environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
-        let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
+        let facts = FakeWorld::default().program("/usr/bin/true").facts(&environment);
         match interpret(&argv, &facts) {
             Ok(Command::Launch(launch)) => {
                 Ok((launch.spec.time_limit, launch.notices.iter().map(ToString::to_string).collect()))
             }
-            Ok(_) => panic!("{words:?} is no launch"),
+            Ok(_) => panic!("{words:?} is not a launch"),
             Err(error) => Err(error.render()),
         }
     }

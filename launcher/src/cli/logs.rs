@@ -28,7 +28,7 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// The log tree, which streams go to it, and what the console shows.
 ///
 /// # Errors
-/// A text that is no stream map or no list of ranks, or no folder where one is needed.
+/// A text that is not a stream map or a list of ranks, or not a folder where one is needed.
 pub(super) fn resolve_logs(
     settings: &Settings<'_>,
     workers: LocalWorldSize,

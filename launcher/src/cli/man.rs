@@ -13,6 +13,8 @@ pub(super) fn page() -> String {
     let man = Man::new(command).title("RANKRUN");
     // Writing into memory cannot fail.
     let _ = man.render_title(&mut page);
+    // A name that is copied from the page has no hyphens of a line's end.
+    page.extend_from_slice(b".nh\n");
     let _ = man.render_name_section(&mut page);
     let _ = man.render_synopsis_section(&mut page);
     let _ = man.render_options_section(&mut page);

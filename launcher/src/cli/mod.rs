@@ -58,7 +58,7 @@ use rankrun_tools::control::command::ControlCommand;
 use rankrun_tools::explain::ExplainRequest;
 use rankrun_tools::inspect::InspectRequest;
 use rankrun_tools::shim::ShimRequest;
-use settings::{ParsedArgs, parse};
+use settings::{CommandLine, ParsedArgs, config_path, merge, parse};
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,15 +140,24 @@ fn launch(
     words: &[OsString],
     facts: &Facts,
 ) -> Result<Command, CliError> {
-    match parse(cli_flavor, words)? {
-        ParsedArgs::Help(length) => Ok(Command::Print(help::help(cli_flavor, length, None))),
-        ParsedArgs::Version => Ok(Command::Print(help::version())),
-        ParsedArgs::Completion(shell) => Ok(Command::Print(completion::script(cli_flavor, shell))),
-        ParsedArgs::Launch(line) => {
-            let launch = resolve::resolve(argv0, *line, facts)?;
-            Ok(Command::Launch(Box::new(launch)))
-        }
-    }
+    answer(cli_flavor, parse(cli_flavor, words)?, |line| {
+        let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
+        Ok(Command::Launch(Box::new(resolve::resolve(argv0, line, &settings)?)))
+    })
+}
+
+/// The text that the words ask for, or what `command` makes of their launch.
+fn answer(
+    cli_flavor: CliFlavor,
+    parsed: ParsedArgs,
+    command: impl FnOnce(CommandLine) -> Result<Command, CliError>,
+) -> Result<Command, CliError> {
+    Ok(Command::Print(match parsed {
+        ParsedArgs::Help(length) => help::help(cli_flavor, length, None),
+        ParsedArgs::Version => help::version(),
+        ParsedArgs::Completion(shell) => completion::script(cli_flavor, shell),
+        ParsedArgs::Launch(line) => return command(*line),
+    }))
 }
 
 #[cfg(test)]

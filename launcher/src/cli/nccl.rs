@@ -33,7 +33,7 @@ mod tests {
     fn library(words: &[&str], environment: &[(&str, &str)]) -> Result<Option<PathBuf>, CliError> {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
         let environment: Vec<_> = environment.iter().copied().chain([("PATH", "/usr/bin")]).collect();
-        let world = FakeWorld::new().program("/usr/bin/true").file("/job/libnccl.so.2", b"");
+        let world = FakeWorld::default().program("/usr/bin/true").file("/job/libnccl.so.2", b"");
         match interpret(&argv, &world.facts(&environment))? {
             Command::Launch(launch) => Ok(launch.spec.defaults.nccl_library),
             other => panic!("{other:?}"),

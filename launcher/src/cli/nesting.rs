@@ -136,7 +136,7 @@ mod tests {
 
     /// What the workers of a launch inside `launches` others get.
     fn inside(launches: u32, path: &str) -> Result<String, CliError> {
-        (0..launches).try_fold(String::new(), |inherited, _| nesting(FakeWorld::new(), &inherited, path))
+        (0..launches).try_fold(String::new(), |inherited, _| nesting(FakeWorld::default(), &inherited, path))
     }
 
     #[test]
@@ -152,44 +152,44 @@ mod tests {
     #[test]
     fn each_entrypoint_has_its_own_count() {
         let three = inside(3, SCRIPT).unwrap();
-        let four = nesting(FakeWorld::new(), &three, "/job/eval").unwrap();
+        let four = nesting(FakeWorld::default(), &three, "/job/eval").unwrap();
         assert!(four.contains("=3,") && four.ends_with("=1"), "{four}");
-        assert!(nesting(FakeWorld::new(), &four, "/job/eval").unwrap().ends_with("=2"));
-        assert!(nesting(FakeWorld::new(), &four, SCRIPT).is_err());
+        assert!(nesting(FakeWorld::default(), &four, "/job/eval").unwrap().ends_with("=2"));
+        assert!(nesting(FakeWorld::default(), &four, SCRIPT).is_err());
     }
 
     #[test]
     fn links_to_one_file_are_one_entrypoint() {
         let three = inside(3, SCRIPT).unwrap();
-        assert!(nesting(FakeWorld::new().link("/job/other", SCRIPT), &three, "/job/other").is_err());
+        assert!(nesting(FakeWorld::default().link("/job/other", SCRIPT), &three, "/job/other").is_err());
     }
 
     #[test]
     fn nesting_count_restarts_outside_launcher() {
         let three = inside(3, SCRIPT).unwrap();
-        assert!(nesting(FakeWorld::new().elsewhere(), &three, SCRIPT).unwrap().ends_with("=1"));
+        assert!(nesting(FakeWorld::default().elsewhere(), &three, SCRIPT).unwrap().ends_with("=1"));
     }
 
     #[test]
     fn worker_is_detected_by_ancestor_launcher() {
         let is_inside = |world: FakeWorld, environment: &[_]| is_inside_worker(&world.facts(environment));
-        assert!(is_inside(FakeWorld::new(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
-        assert!(!is_inside(FakeWorld::new().elsewhere(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
-        assert!(is_inside(FakeWorld::new().elsewhere(), &[(RUN_ID, "none")]));
-        assert!(!is_inside(FakeWorld::new(), &[]));
+        assert!(is_inside(FakeWorld::default(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
+        assert!(!is_inside(FakeWorld::default().elsewhere(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
+        assert!(is_inside(FakeWorld::default().elsewhere(), &[(RUN_ID, "none")]));
+        assert!(!is_inside(FakeWorld::default(), &[]));
     }
 
     #[test]
     fn invalid_nesting_variable_is_ignored() {
         for text in ["", "1", "1:", ":", "x:0=1", "1:0=1,", "1:zz=9", "1:0=-1", "1:0"] {
-            assert!(nesting(FakeWorld::new(), text, SCRIPT).unwrap().ends_with("=1"), "{text}");
+            assert!(nesting(FakeWorld::default(), text, SCRIPT).unwrap().ends_with("=1"), "{text}");
         }
     }
 
     #[test]
     fn number_of_counted_entrypoints_is_limited() {
         let last = (0..100).try_fold(String::new(), |inherited, number| {
-            nesting(FakeWorld::new(), &inherited, &format!("/job/train{number}"))
+            nesting(FakeWorld::default(), &inherited, &format!("/job/train{number}"))
         });
         assert_eq!(last.unwrap().split(',').count(), MOST_ENTRYPOINTS);
     }

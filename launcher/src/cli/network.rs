@@ -1,9 +1,11 @@
 //! Which interface and which ports the job uses, and what its store may hold: `--iface`, `--port-range`, `--store-limit`.
 
+use std::ffi::OsStr;
+
 use rankrun_contract::env;
 
-use super::error::{CliError, Expected};
-use super::error::{hint_for_port_range, hint_for_size};
+use super::error::{CliError, Expected, hint_for_port_range, hint_for_size};
+use super::option::FromText;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use bytesize::ByteSize;
@@ -17,10 +19,12 @@ const PORT_RANGE: Expected =
     Expected::new("two ports from 1 to 65535, the lower one first, as in `29500-29599`", "29500-29599")
         .advised(hint_for_port_range);
 const STORE_LIMIT: Expected =
-    Expected::new("a size from `1MiB` up, such as `512MiB` or `4GiB`", "4GiB").advised(hint_for_size);
+    Expected::new("a size from `1MiB` to `7EiB`, such as `512MiB` or `4GiB`", "4GiB").advised(hint_for_size);
 
 /// What a job of a few thousand workers needs for its own keys.
 const SMALLEST_STORE: ByteSize = ByteSize(1 << 20);
+/// Above it the reader of sizes goes over the end of its numbers in silence.
+const LARGEST_STORE: ByteSize = ByteSize(7 << 60);
 /// Linux's own limit.
 const LONGEST_INTERFACE: usize = 15;
 /// What the libraries of the workers read, and what stands before the name. To NCCL a bare name is a prefix, so that
@@ -33,10 +37,34 @@ const INTERFACE_VARIABLES: [(&str, &str); 3] =
 const NAME_LOOKING: [&str; 2] = [env::INTERFACE, env::TENSORPIPE_INTERFACE];
 const NCCL_INTERFACE: &str = "NCCL_SOCKET_IFNAME";
 
+/// The size that a store may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StoreLimit(ByteSize);
+
+impl FromText for StoreLimit {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str()?.parse().ok().filter(|size| (SMALLEST_STORE..=LARGEST_STORE).contains(size)).map(Self)
+    }
+
+    fn expected() -> Option<Expected> {
+        Some(STORE_LIMIT)
+    }
+}
+
+impl FromText for PortRange {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_ports)
+    }
+
+    fn expected() -> Option<Expected> {
+        Some(PORT_RANGE)
+    }
+}
+
 /// How this node is reached, and where it may listen.
 ///
 /// # Errors
-/// A text that is no name of an interface, no range of ports, or no size.
+/// A text that is not the name of an interface.
 pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, CliError> {
     let iface = match settings.get(&settings.args.iface) {
         Some(Setting { origin, value }) if !is_interface(&value) => {
@@ -44,22 +72,8 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
         }
         found => found.map(|found| found.value),
     };
-    let ports = match settings.get(&settings.args.port_range) {
-        None => None,
-        Some(Setting { origin, value }) => match parse_ports(&value) {
-            None => return Err(refused(origin, value, PORT_RANGE)),
-            found => found,
-        },
-    };
-    let store_limit = match settings.get(&settings.args.store_limit) {
-        None => None,
-        Some(Setting { origin, value }) => {
-            match value.parse::<ByteSize>().ok().filter(|size| *size >= SMALLEST_STORE) {
-                None => return Err(refused(origin, value, STORE_LIMIT)),
-                found => found,
-            }
-        }
-    };
+    let ports = settings.get(&settings.args.port_range).map(|ports| ports.value);
+    let store_limit = settings.get(&settings.args.store_limit).map(|limit| limit.value.0);
     let loopback_confines = settings.cli_flavor == CliFlavor::Rankrun;
     // What the workers use is not known yet.
     Ok(NetworkSpec { iface, ports, binds_loopback_only: loopback_confines, store_limit, nccl_chooses: false })
@@ -132,7 +146,7 @@ mod tests {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
         let mut environment = environment.to_vec();
         environment.push(("PATH", "/usr/bin"));
-        match interpret(&argv, &FakeWorld::new().program("/usr/bin/true").facts(&environment))? {
+        match interpret(&argv, &FakeWorld::default().program("/usr/bin/true").facts(&environment))? {
             Command::Launch(launch) => Ok(*launch),
             other => panic!("{other:?}"),
         }
@@ -197,6 +211,14 @@ mod tests {
     }
 
     #[test]
+    fn store_limit_above_largest_number_is_refused() {
+        for limit in ["17EiB", "99999999999999EiB", "8EiB"] {
+            let error = launch(&["rankrun", "--store-limit", limit], &[]).unwrap_err();
+            assert!(error.to_string().contains("is not a size from `1MiB` to `7EiB`"), "{error}");
+        }
+    }
+
+    #[test]
     fn multi_node_launch_exports_interface_variables_unless_set() {
         let variables = |words: &[&str], environment: &[(&str, &str)]| {
             launch(words, environment).unwrap().spec.defaults.connection_interfaces
@@ -221,7 +243,7 @@ mod tests {
             (["rankrun", "--port-range=0-8"], "`--port-range` is `0-8`, which is not two ports"),
             (
                 ["rankrun", "--store-limit=1GX"],
-                "`--store-limit` is `1GX`, which is not a size from `1MiB` up",
+                "`--store-limit` is `1GX`, which is not a size from `1MiB` to",
             ),
             (["rankrun", "--store-limit=1023KiB"], "`--store-limit` is `1023KiB`, which is not a size"),
         ] {

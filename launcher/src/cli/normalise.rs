@@ -13,7 +13,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use clap::{Arg, ArgAction, Command};
 
 use super::error::UsageError;
-use super::option::{Kind, LaunchOption, find_option, is_torchruns};
+use super::option::{Kind, LaunchOption, is_torchruns};
+use super::python_text::ascii_digits;
 
 /// A command line that argparse refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,13 @@ pub(super) fn normalise(words: &[OsString], command: &'static Command) -> Result
         Ok(()) => Ok(reader.normalised),
         Err(error) => Err(Refusal { before: reader.normalised, error }),
     }
+}
+
+/// The first ambiguous word before a `--`. argparse looks at all words before it reads one, so of several mistakes this is
+/// the one that it tells.
+pub(super) fn find_ambiguous(words: &[OsString], command: &'static Command) -> Option<UsageError> {
+    let reader = ArgvReader { command, rest: words, normalised: Vec::new(), unknown: Vec::new() };
+    words.iter().take_while(|word| *word != "--").find_map(|word| reader.classify(word).err())
 }
 
 /// One word of the command line, before any value is taken from it.
@@ -117,7 +125,7 @@ impl<'a> ArgvReader<'a> {
             return Ok(Some(arg.0));
         }
         let candidates: Vec<(&'static Arg, String)> = long_args(self.command)
-            .filter(|(arg, _)| is_torchruns(arg))
+            .filter(|(arg, _)| is_torchruns(arg, self.command))
             .flat_map(|(arg, _)| arg.spellings().into_iter().map(move |spelling| (arg, spelling)))
             .filter(|(_, spelling)| spelling.as_bytes().starts_with(name))
             .collect();
@@ -245,7 +253,10 @@ impl<'a> ArgvReader<'a> {
     fn missing_entrypoint(&self) -> UsageError {
         let last = self.normalised.last().and_then(|word| word.to_str()?.strip_prefix("--")?.split_once('='));
         let taken = last.filter(|(_, value)| value.ends_with(".py"));
-        let taken = taken.and_then(|(name, value)| Some((find_option(name)?, value.to_owned())));
+        let taken = taken.and_then(|(name, value)| {
+            let (option, _) = long_args(self.command).find(|(_, long)| *long == name)?;
+            Some((option, value.to_owned()))
+        });
         UsageError::MissingEntrypoint { taken, module: self.normalised.iter().any(|word| word == "--module") }
     }
 }
@@ -261,7 +272,7 @@ fn is_spelling(long: &str, typed: &[u8]) -> bool {
 }
 
 /// Whether the option asks for a text instead of a launch. Nothing behind it is looked at.
-fn asks_for_text(arg: &Arg) -> bool {
+pub(super) fn asks_for_text(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Help | ArgAction::Version) || arg.get_id() == "print_completion"
 }
 
@@ -273,13 +284,15 @@ fn unknown_letters(letters: &[u8]) -> UsageError {
     UsageError::Unknown { words: vec![format!("-{}", String::from_utf8_lossy(letters))] }
 }
 
-/// `-1`, `-1.5`, `-.5`
+/// `-1`, `-1.5`, `-.5`, and so in the digits of any script. Python's `$` fits before a line feed at the end, too.
 fn is_negative_number(word: &[u8]) -> bool {
-    let digits = |part: &[u8]| part.iter().all(u8::is_ascii_digit);
-    let Some(number) = word.strip_prefix(b"-") else { return false };
-    match number.iter().position(|byte| *byte == b'.') {
+    let word = String::from_utf8_lossy(word);
+    let word = ascii_digits(word.strip_suffix('\n').unwrap_or(&word));
+    let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let Some(number) = word.strip_prefix('-') else { return false };
+    match number.split_once('.') {
         None => !number.is_empty() && digits(number),
-        Some(at) => digits(&number[..at]) && at + 1 < number.len() && digits(&number[at + 1..]),
+        Some((whole, fraction)) => digits(whole) && !fraction.is_empty() && digits(fraction),
     }
 }
 

@@ -5,12 +5,13 @@ use std::ffi::{OsStr, OsString};
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 
-use clap::builder::{PossibleValue, TypedValueParser, ValueParserFactory};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParserFactory};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
 use rankrun_contract::rank::LocalRank;
 
 use super::completion::{Shell, TORCHRUN_SHELLS, torchrun_shell};
+use super::error::Expected;
 use super::python_text::{parse_float, parse_int};
 use super::rankrun::RankrunArgs;
 use super::torchrun::TorchrunArgs;
@@ -40,6 +41,11 @@ pub enum Kind {
 pub(super) trait FromText: Clone + Send + Sync + 'static {
     /// The value that a text says, if it is of this type.
     fn from_text(text: &OsStr) -> Option<Self>;
+
+    /// What the error of another text says, where the type of the option alone says too little.
+    fn expected() -> Option<Expected> {
+        None
+    }
 
     /// The words for all values, if there are only a few.
     fn choices() -> Vec<&'static str> {
@@ -185,13 +191,18 @@ impl<T: FromText> TypedValueParser for OptionValueParser<T> {
 
     fn parse_ref(
         &self,
-        _command: &Command,
+        command: &Command,
         arg: Option<&Arg>,
         value: &OsStr,
     ) -> Result<Self::Value, clap::Error> {
         let name = arg.and_then(Arg::get_long).unwrap_or_default();
-        let parsed = find_option(name).zip(T::from_text(value));
-        parsed.map(|(option, value)| OptionValue { option, value }).ok_or_else(|| {
+        if let Some((option, value)) = find_option(name).zip(T::from_text(value)) {
+            return Ok(OptionValue { option, value });
+        }
+        if let Some(expected) = T::expected() {
+            return StringValueParser::new().try_map(move |_| Err(expected)).parse_ref(command, arg, value);
+        }
+        Err({
             let mut error = clap::Error::new(ErrorKind::ValueValidation);
             let text = |text: &str| ContextValue::String(text.to_owned());
             error.insert(ContextKind::InvalidArg, text(name));
@@ -265,9 +276,9 @@ pub(super) fn find_option(long: &str) -> Option<&'static Arg> {
     RANKRUN.get_arguments().find(|arg| arg.get_long() == Some(long))
 }
 
-/// Whether torchrun has it too.
-pub(super) fn is_torchruns(option: &Arg) -> bool {
-    let group = RANKRUN.get_groups().find(|group| group.get_id() == "TorchrunArgs");
+/// Whether the option of this command is one of torchrun's.
+pub(super) fn is_torchruns(option: &Arg, command: &Command) -> bool {
+    let group = command.get_groups().find(|group| group.get_id() == "TorchrunArgs");
     group.is_some_and(|group| group.get_args().any(|id| id == option.get_id()))
 }
 
@@ -330,7 +341,7 @@ impl LaunchOption for Arg {
         match self.get_action() {
             ArgAction::Help | ArgAction::Version => Family::None,
             _ if WITHOUT_VARIABLE.contains(&self.long_name()) => Family::None,
-            _ if is_torchruns(self) => Family::Pet,
+            _ if is_torchruns(self, &RANKRUN) => Family::Pet,
             _ => Family::Rankrun,
         }
     }

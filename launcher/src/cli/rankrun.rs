@@ -6,12 +6,17 @@ use std::ffi::OsString;
 use clap::{ArgAction, Args};
 
 use super::help::heading::{ADVANCED, DEVICES, NODES, OUTPUT, RESTARTS, STOPPING, WORKERS};
+use super::network::StoreLimit;
 use super::option::{Flag, OptionValue};
+use super::rendezvous::LeaseTime;
 use super::torchrun::TorchrunArgs;
+use super::values::{PositiveTime, Time};
 use rankrun_core::device::order::DeviceOrder;
 use rankrun_core::device::{DeviceType, Visibility};
 use rankrun_core::spec::StdinPolicy;
 use rankrun_core::spec::options::IndependentOptions;
+use rankrun_core::spec::rendezvous::PortRange;
+use rankrun_core::spec::stop::EarlyWarning;
 
 /// The options of rankrun.
 #[derive(Debug, Clone, Default, Args)]
@@ -24,37 +29,37 @@ pub(super) struct RankrunArgs {
     /// How long the workers may take to end before SIGKILL: the same as --shutdown-timeout, with fractions and units; of
     /// the two, the last one given counts [default: 30]
     #[arg(long, value_name = "TIME", help_heading = STOPPING, display_order = 0)]
-    pub(super) grace: Option<OptionValue<String>>,
+    pub(super) grace: Option<OptionValue<Time>>,
     /// How long processes that the workers have left behind may go on after a success, before they are stopped
     /// [default: 30]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]
-    pub(super) leftover_grace: Option<OptionValue<String>>,
+    pub(super) leftover_grace: Option<OptionValue<Time>>,
     #[command(flatten)]
     pub(super) independent: IndependentOptions,
     /// A generation has failed if not every worker has joined the store within this time of its start [default: no
     /// limit]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]
-    pub(super) start_timeout: Option<OptionValue<String>>,
+    pub(super) start_timeout: Option<OptionValue<PositiveTime>>,
     /// Stop the whole job, restarts included, after this time, and say what each rank was doing: seconds as in 90,
     /// units as in 5m or 1h30m, or as Slurm writes it, 02:30:00 or 1-12:00:00 [default: none]
     #[arg(long, value_name = "TIME", help_heading = STOPPING, display_order = 1)]
-    pub(super) time_limit: Option<OptionValue<String>>,
+    pub(super) time_limit: Option<OptionValue<PositiveTime>>,
     /// Send the workers this signal, as in USR1@60, so long before the time limit; it stops nothing [default: none; 60
     /// s before]
     #[arg(long, value_name = "SIGNAL[@TIME]", help_heading = STOPPING)]
-    pub(super) warn_signal: Option<OptionValue<String>>,
-    /// A node whose launcher gives no sign of life for so long is lost, and the others go on without it [default: 5;
+    pub(super) warn_signal: Option<OptionValue<EarlyWarning>>,
+    /// A node whose launcher sends no heartbeat for so long is lost, and the others go on without it [default: 5;
     /// torchrun's launchers have 15]
     #[arg(long, value_name = "TIME", help_heading = NODES)]
-    pub(super) lease: Option<OptionValue<String>>,
+    pub(super) lease: Option<OptionValue<LeaseTime>>,
     /// How long the nodes may take to come together, at the start and after a restart; the same as join_timeout of
     /// --rdzv-conf, and timeout where it is static [default: 10m; static 15m]
     #[arg(long, value_name = "TIME", help_heading = NODES)]
-    pub(super) join_timeout: Option<OptionValue<String>>,
+    pub(super) join_timeout: Option<OptionValue<PositiveTime>>,
     /// How long more nodes are waited for once there are MIN of --nnodes; the same as last_call_timeout of --rdzv-conf
     /// [default: 30]
     #[arg(long, value_name = "TIME", help_heading = NODES)]
-    pub(super) last_call: Option<OptionValue<String>>,
+    pub(super) last_call: Option<OptionValue<PositiveTime>>,
     /// The network interface by which the other nodes reach this one, as in eth0, or lo where all nodes are on this
     /// machine; the workers get it as GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where these are not
     /// set, and the stores listen on it alone [default: that of the way to the endpoint, not for NCCL]
@@ -63,11 +68,11 @@ pub(super) struct RankrunArgs {
     /// Listen on ports from A to B only, as in 29500-29599; a port of --master-port or --rdzv-endpoint is taken as it
     /// stands [default: any free port]
     #[arg(long, value_name = "A-B", help_heading = NODES)]
-    pub(super) port_range: Option<OptionValue<String>>,
+    pub(super) port_range: Option<OptionValue<PortRange>>,
     /// Most memory for the values in a store of this launcher, as in 512MiB or 4GiB, and as much again for requests and
     /// answers under way; what does not fit is refused, and a warning says so once [default: 1GiB]
     #[arg(long, value_name = "SIZE", help_heading = ADVANCED)]
-    pub(super) store_limit: Option<OptionValue<String>>,
+    pub(super) store_limit: Option<OptionValue<StoreLimit>>,
     /// NCCL's library for workers in Rust, which get it as RANKRUN_NCCL [default: RANKRUN_NCCL, then where the loader
     /// finds libnccl.so.2, then the wheel of the active Python environment]
     #[arg(long, value_name = "PATH", help_heading = ADVANCED)]
@@ -111,22 +116,22 @@ pub(super) struct RankrunArgs {
     pub(super) probe_timeout: Option<OptionValue<f64>>,
     /// Allow --max-restarts within any span of this length, as in 1h, instead of over the whole job
     #[arg(long, value_name = "TIME", help_heading = RESTARTS)]
-    pub(super) restart_window: Option<OptionValue<String>>,
+    pub(super) restart_window: Option<OptionValue<PositiveTime>>,
     /// Wait for so long before the first restart, as in 1s, and longer before each further one [default: 0]
     #[arg(long, value_name = "TIME", help_heading = RESTARTS)]
-    pub(super) restart_delay: Option<OptionValue<String>>,
+    pub(super) restart_delay: Option<OptionValue<Time>>,
     /// Each wait before a restart is so many times the one before [default: 2]
     #[arg(long, value_name = "F", help_heading = RESTARTS)]
     pub(super) restart_factor: Option<OptionValue<f64>>,
     /// No wait before a restart is longer [default: 5m]
     #[arg(long, value_name = "TIME", help_heading = RESTARTS)]
-    pub(super) restart_max_delay: Option<OptionValue<String>>,
+    pub(super) restart_max_delay: Option<OptionValue<PositiveTime>>,
     /// Make each wait shorter by chance, by up to this share of it, 0 to 1 [default: 0]
     #[arg(long, value_name = "SHARE", help_heading = RESTARTS)]
     pub(super) restart_jitter: Option<OptionValue<f64>>,
     /// Workers that ran for so long before they failed begin anew with --max-restarts and the first delay
     #[arg(long, value_name = "TIME", help_heading = RESTARTS)]
-    pub(super) restart_reset: Option<OptionValue<String>>,
+    pub(super) restart_reset: Option<OptionValue<PositiveTime>>,
     /// What a failure means, as in exit=3:fail,signal=KILL:restart,exit=5:succeed; the first that fits decides
     #[arg(long, value_name = "RULES", help_heading = RESTARTS)]
     pub(super) restart_rules: Option<OptionValue<String>>,

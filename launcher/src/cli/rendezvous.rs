@@ -11,6 +11,7 @@ use rankrun_contract::rank::{NodeCount, RunId};
 
 use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, tell_unknown_keys};
 use nodes::{Nodes, must_do_without_id, rank_among, rank_in_order};
+pub(super) use times::LeaseTime;
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};

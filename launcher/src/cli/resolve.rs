@@ -1,4 +1,6 @@
-//! From what was said to what is launched: every default and every precedence beyond option and variable.
+//! From the values of a command line to the launch: every default, and every precedence beyond option and variable.
+//! `settings` has merged command line, variables and file before; the modules of the groups resolve their options; the
+//! result is a `LaunchSpec` with notices. It starts nothing.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -24,7 +26,7 @@ use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::restart::{resolve_restart, tell_missing_folder};
 use super::separate_jobs::refuse_separate_jobs;
-use super::settings::{CommandLine, Setting, Settings, WrittenOption, flag_is_not_integer, merge};
+use super::settings::{CommandLine, Setting, Settings, flag_is_not_integer};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
@@ -49,37 +51,37 @@ const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 ///
 /// # Errors
 /// Whatever can be known to fail before anything starts.
-pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result<Launch, CliError> {
-    let settings = merge(&line, facts)?;
+pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>) -> Result<Launch, CliError> {
+    let facts = settings.facts;
     let mut notices = Vec::new();
-    let verbosity = resolve_verbosity(&settings, &mut notices)?;
-    let max_restarts = resolve_max_restarts(&settings)?;
-    check_monitor_interval(&settings)?;
-    refuse_contradictions(&settings, &line)?;
-    let time_limit = resolve_time_limit(&settings, &mut notices)?;
-    refuse_separate_jobs(&settings, argv0, &line, &mut notices)?;
-    let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
-    let mut network = resolve_network(&settings)?;
-    let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;
-    let signals = resolve_signals(&settings, &mut notices)?;
-    let events = resolve_events(&settings)?;
-    refuse_logs_specs(&settings)?;
-    let (device_request, devices) = resolve_devices(&settings, verbosity, &mut notices)?;
+    let verbosity = resolve_verbosity(settings, &mut notices)?;
+    let max_restarts = resolve_max_restarts(settings)?;
+    check_monitor_interval(settings)?;
+    refuse_contradictions(settings, &line)?;
+    let time_limit = resolve_time_limit(settings, &mut notices)?;
+    refuse_separate_jobs(settings, argv0, &line, &mut notices)?;
+    let rendezvous = resolve_rendezvous(settings, &mut notices)?;
+    let mut network = resolve_network(settings)?;
+    let start_timeout = resolve_start_timeout(settings, &rendezvous)?;
+    let signals = resolve_signals(settings, &mut notices)?;
+    let events = resolve_events(settings)?;
+    refuse_logs_specs(settings)?;
+    let (device_request, devices) = resolve_devices(settings, verbosity, &mut notices)?;
     let workers = devices.worker_count();
-    let stdin = resolve_stdin(&settings, workers)?;
-    let restart = resolve_restart(&settings, workers, rendezvous.nodes().max)?;
+    let stdin = resolve_stdin(settings, workers)?;
+    let restart = resolve_restart(settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
-    let left_out = resolve_left_out(&settings, workers)?;
+    let left_out = resolve_left_out(settings, workers)?;
     let role =
         settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
-    let logs = resolve_logs(&settings, workers, &mut notices)?;
+    let logs = resolve_logs(settings, workers, &mut notices)?;
     notices.extend(omp_notice(settings.cli_flavor, &devices, facts.world().affinity_cpu_count()));
-    notices.extend(tell_without_effect(&settings, &line));
-    let entrypoint = resolve_entrypoint(&settings, argv0, &line.entrypoint, &mut notices)?;
+    notices.extend(tell_without_effect(settings, &line));
+    let entrypoint = resolve_entrypoint(settings, argv0, &line.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(device_lines(&devices, &device_request, settings.cli_flavor));
-    let defaults = worker_defaults(&settings, rendezvous.nodes(), &network)?;
-    network.nccl_chooses = nccl_chooses(&settings, &network, &devices.workers);
+    let defaults = worker_defaults(settings, rendezvous.nodes(), &network)?;
+    network.nccl_chooses = nccl_chooses(settings, &network, &devices.workers);
     let spec = LaunchSpec {
         cli_flavor: settings.cli_flavor,
         entrypoint,
@@ -89,8 +91,8 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result
         rendezvous,
         max_restarts,
         restart,
-        stop: resolve_stop(&settings)?,
-        leftovers: resolve_leftovers(&settings)?,
+        stop: resolve_stop(settings)?,
+        leftovers: resolve_leftovers(settings)?,
         start_timeout,
         time_limit,
         signals,
@@ -162,16 +164,13 @@ pub(super) fn refused(origin: Origin, value: impl ToString, expected: Expected) 
 
 /// `-v`, then `RANKRUN_VERBOSE`, then the file, then `LOGLEVEL`.
 fn resolve_verbosity(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<Verbosity, CliError> {
-    let is_typed = |written: &&WrittenOption| written.setting.origin == Origin::Option("verbose");
-    let typed = settings.written.iter().filter(is_typed).count();
+    let typed = settings.typed_count("verbose");
     let level = match settings.find("verbose") {
         _ if typed > 0 => Some(i128::try_from(typed).unwrap_or(i128::MAX)),
         None => None,
-        Some(Setting { origin, value }) => match (value.to_str().and_then(parse_int), origin) {
-            (None, Origin::Variable(variable)) => {
-                return Err(flag_is_not_integer(variable, value.as_os_str()).into());
-            }
-            (level, _) => level,
+        Some(level) => match level.value.to_str().and_then(parse_int) {
+            None => return Err(flag_is_not_integer(&level).into()),
+            level => level,
         },
     };
     match level {

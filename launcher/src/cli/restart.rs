@@ -1,21 +1,20 @@
-//! The restart policy: `--restart-…` and `--progress-…`.
+//! The restart policy: reads `--restart-…` and `--progress-…`, and refuses rules that can never match. The result is a
+//! [`RestartPolicy`]; the agent decides by it when a worker fails.
 
 mod coverage;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rankrun_core::posix::Signal;
-
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank};
 
 use super::config::RuleText;
-use super::contradiction::{are_side_by_side, without_effect};
+use super::contradiction::{are_side_by_side, idle_beside_zero, without_effect};
 use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
 use super::option::OptionValue;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use super::values::{time, time_or_zero};
+use super::values::time;
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::restart::{
@@ -32,17 +31,6 @@ const AT_LEAST_DELAY: Expected = Expected::new("as long as the first delay", "")
 const DEFAULT_FACTOR: f64 = 2.0;
 const DEFAULT_CAP: Duration = Duration::from_secs(300);
 const DEFAULT_PROGRESS_RESTARTS: u32 = 3;
-/// Unless a program asks for something else they stop it, let it go on, or do nothing: it never ends by one.
-const ENDS_NO_PROCESS: [Signal; 8] = [
-    Signal::SIGSTOP,
-    Signal::SIGTSTP,
-    Signal::SIGTTIN,
-    Signal::SIGTTOU,
-    Signal::SIGCONT,
-    Signal::SIGCHLD,
-    Signal::SIGURG,
-    Signal::SIGWINCH,
-];
 
 /// When and after what the workers start again.
 ///
@@ -53,8 +41,8 @@ pub(super) fn resolve_restart(
     workers: LocalWorldSize,
     nodes: NodeCount,
 ) -> Result<RestartPolicy, CliError> {
-    let window = time(settings, &settings.args.restart_window)?;
-    let reset_after = time(settings, &settings.args.restart_reset)?;
+    let window = time(settings, &settings.args.restart_window);
+    let reset_after = time(settings, &settings.args.restart_reset);
     let backoff = resolve_backoff(settings)?;
     let progress = resolve_progress(settings)?;
     refuse_without_restarts(settings)?;
@@ -75,21 +63,20 @@ fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
     let most = settings.get(&settings.args.torchrun.max_restarts);
     for option in ["restart-window", "restart-delay", "restart-reset", "progress-dir"] {
         let Some(found) = settings.find(option) else { continue };
-        let missing = match &most {
-            None => "`--max-restarts`",
+        match &most {
+            None => without_effect(found.origin, "`--max-restarts`")?,
             Some(most) if most.value == 0 && most.is_of_file() == found.is_of_file() => {
-                "a `--max-restarts` above 0"
+                idle_beside_zero(found.origin, &most.origin)?;
             }
-            Some(_) => continue,
-        };
-        without_effect(found.origin, missing)?;
+            Some(_) => {}
+        }
     }
     Ok(())
 }
 
 fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
-    let delay = time_or_zero(settings, &settings.args.restart_delay)?;
-    let cap = time(settings, &settings.args.restart_max_delay)?;
+    let delay = time(settings, &settings.args.restart_delay);
+    let cap = time(settings, &settings.args.restart_max_delay);
     let factor = number(settings, &settings.args.restart_factor, FACTOR, |factor| factor >= 1.0)?;
     let jitter =
         number(settings, &settings.args.restart_jitter, SHARE, |share| (0.0..=1.0).contains(&share))?;
@@ -114,7 +101,7 @@ fn refuse_without_delay(settings: &Settings<'_>, delay: Option<&Setting<Duration
         match delay {
             None => without_effect(origin, "`--restart-delay`")?,
             Some(delay) if delay.value.is_zero() && are_side_by_side(&delay.origin, &origin) => {
-                without_effect(origin, "a `--restart-delay` above 0")?;
+                idle_beside_zero(origin, &delay.origin)?;
             }
             Some(_) => {}
         }
@@ -178,6 +165,10 @@ fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<Restar
         }
         None => settings.config.rules().to_vec(),
     };
+    // The file's rules are checked also where others count.
+    for RuleText { text: Setting { origin, value }, keys } in settings.config.rules() {
+        parse_rule(value).map_err(|problem| rule_error((origin, keys), value, &problem))?;
+    }
     let most = settings.get(&settings.args.torchrun.max_restarts);
     let mut rules = Vec::new();
     for RuleText { text: Setting { origin, value }, keys } in &written {
@@ -188,10 +179,7 @@ fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<Restar
             }
             Ok(rule)
         });
-        rules.push(rule.map_err(|problem| {
-            let key = problem.key.as_ref().and_then(|key| keys.iter().find(|(known, _)| known == key));
-            rule_error(key.map_or(origin, |(_, origin)| origin), value, &problem)
-        })?);
+        rules.push(rule.map_err(|problem| rule_error((origin, keys), value, &problem))?);
     }
     Ok(rules)
 }
@@ -205,16 +193,22 @@ fn is_without_restarts(origin: &Origin, most: Option<&Setting<i128>>) -> bool {
     }
 }
 
-fn rule_error(origin: &Origin, rule: &str, problem: &RuleProblem) -> CliError {
+fn rule_error(
+    (rule_origin, keys): (&Origin, &[(String, Origin)]),
+    rule: &str,
+    problem: &RuleProblem,
+) -> CliError {
+    let key = problem.key.as_ref().and_then(|key| keys.iter().find(|(known, _)| known == key));
+    let origin = key.map_or(rule_origin, |(_, origin)| origin);
     let text = format!("has the rule `{rule}`, {}", problem.text);
-    SettingError::of_origin(origin.clone(), text, problem.hint).into()
+    SettingError::of_origin(origin.clone(), text, problem.hint(origin)).into()
 }
 
 /// Whether the rule can ever decide anything, behind the rules before it.
 fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> Result<(), RuleProblem> {
     let Conditions { exit, signal, rank, node } = rule.when;
     if exit.is_some_and(|codes| codes.contains(0)) {
-        return Err(RuleProblem::never_matches("exit", "exit code 0 is no failure"));
+        return Err(RuleProblem::never_matches("exit", "exit code 0 is not a failure"));
     }
     if exit.is_some() && signal.is_some() {
         let reason = "a worker that a signal ends has no exit code";
@@ -233,7 +227,7 @@ fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> R
         };
         return Err(RuleProblem::never_matches("node", reason));
     }
-    if let Some(signal) = signal.filter(|signal| ENDS_NO_PROCESS.contains(signal)) {
+    if let Some(signal) = signal.filter(|signal| !signal.ends_by_default()) {
         return Err(RuleProblem::never_matches("signal", format!("{signal} ends no process")));
     }
     match coverage::covered_by(rule, before, workers.ranks(), workers.nodes.get()) {

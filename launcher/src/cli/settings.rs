@@ -5,15 +5,15 @@
 //! defaults) are named where the setting is resolved.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, ArgMatches, FromArgMatches};
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
-use super::config::{self, Config};
+use super::config::Config;
 use super::error::{CliError, Origin, SettingError, UsageError};
 use super::help::HelpLength;
-use super::normalise::{Refusal, normalise};
+use super::normalise::{Refusal, find_ambiguous, normalise};
 use super::option::{Family, FromText, Kind, LaunchOption, OptionValue, command, find_option, options};
 use super::python_text::parse_int;
 use super::rankrun::RankrunArgs;
@@ -26,6 +26,32 @@ pub(super) use rankrun_core::spec::setting::Setting;
 pub(super) struct WrittenOption {
     pub(super) option: &'static Arg,
     pub(super) setting: Setting<OsString>,
+}
+
+/// Whether the option is on or off; `-v` has levels.
+fn is_switch(option: &Arg) -> bool {
+    option.kind() == Kind::Flag && option.long_name() != "verbose"
+}
+
+impl WrittenOption {
+    /// Whether a variable or a file switches the flag off.
+    pub(super) fn is_off(&self) -> bool {
+        is_switch(self.option) && self.number() == Some(0)
+    }
+
+    fn number(&self) -> Option<i128> {
+        self.setting.value.to_str().and_then(parse_int)
+    }
+
+    /// The option as normalised words have it.
+    fn word(&self) -> OsString {
+        let mut word = OsString::from(format!("--{}", self.option.long_name()));
+        if self.option.kind() != Kind::Flag {
+            word.push("=");
+            word.push(&self.setting.value);
+        }
+        word
+    }
 }
 
 /// What a command line says, without the variables and the file.
@@ -55,15 +81,54 @@ pub(super) enum ParsedArgs {
 /// # Errors
 /// What argparse calls a usage error.
 pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<ParsedArgs, CliError> {
-    let normalised = match normalise(words, command(cli_flavor)) {
-        Ok(normalised) => normalised,
-        Err(Refusal { before, error }) => {
-            match_words(cli_flavor, &before, &[])?;
-            return Err(CliError::Usage { cli_flavor, error });
+    Ok(parse_with(cli_flavor, words, command(cli_flavor))?.0)
+}
+
+/// Reads the words by a grammar with further options, which stand apart as normalised words.
+///
+/// # Errors
+/// What argparse calls a usage error.
+pub(super) fn parse_with(
+    cli_flavor: CliFlavor,
+    words: &[OsString],
+    grammar: &'static Command,
+) -> Result<(ParsedArgs, Vec<OsString>), CliError> {
+    read_words(cli_flavor, words, grammar).map_err(|error| match (&error, cli_flavor) {
+        (CliError::Usage { .. }, CliFlavor::Torchrun) => {
+            find_ambiguous(words, grammar).map_or(error, |error| CliError::Usage { cli_flavor, error })
         }
+        _ => error,
+    })
+}
+
+fn read_words(
+    cli_flavor: CliFlavor,
+    words: &[OsString],
+    grammar: &'static Command,
+) -> Result<(ParsedArgs, Vec<OsString>), CliError> {
+    let (mut normalised, error) = match normalise(words, grammar) {
+        Ok(normalised) => (normalised, None),
+        Err(Refusal { before, error }) => (before, Some(error)),
     };
-    let options = written_options(&normalised);
-    let matches = match match_words(cli_flavor, &normalised, &[])? {
+    let end = normalised.iter().position(|word| word == "--").unwrap_or(normalised.len());
+    let is_further =
+        |word: &mut OsString| word.as_bytes().starts_with(b"--") && written_option(word).is_none();
+    let further = normalised.extract_if(..end, is_further).collect();
+    if let Some(error) = error {
+        match_words(cli_flavor, &normalised, &[])?;
+        return Err(CliError::Usage { cli_flavor, error });
+    }
+    Ok((parse_normalised(cli_flavor, words, &normalised)?, further))
+}
+
+fn parse_normalised(
+    cli_flavor: CliFlavor,
+    words: &[OsString],
+    normalised: &[OsString],
+) -> Result<ParsedArgs, CliError> {
+    let options =
+        normalised.iter().take_while(|word| *word != "--").filter_map(|word| written_option(word)).collect();
+    let matches = match match_words(cli_flavor, normalised, &[])? {
         ClapOutcome::Options(matches) => matches,
         ClapOutcome::Help => {
             let is_short = normalised.last().is_some_and(|word| word == "-h");
@@ -85,20 +150,16 @@ pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<ParsedA
     Ok(ParsedArgs::Launch(Box::new(line)))
 }
 
-/// The options among normalised words.
-fn written_options(normalised: &[OsString]) -> Vec<WrittenOption> {
-    let words = normalised.iter().take_while(|word| *word != "--");
-    let parts = words.filter_map(|word| {
-        let word = word.as_bytes().strip_prefix(b"--")?;
-        let (name, value) = match word.iter().position(|byte| *byte == b'=') {
-            Some(at) => (&word[..at], &word[at + 1..]),
-            None => (word, &b""[..]),
-        };
-        let option = find_option(std::str::from_utf8(name).ok()?)?;
-        let value = OsStr::from_bytes(value).to_owned();
-        Some(WrittenOption { option, setting: Setting { origin: Origin::Option(option.long_name()), value } })
-    });
-    parts.collect()
+/// The option of a normalised word.
+fn written_option(word: &OsStr) -> Option<WrittenOption> {
+    let word = word.as_bytes().strip_prefix(b"--")?;
+    let (name, value) = match word.iter().position(|byte| *byte == b'=') {
+        Some(at) => (&word[..at], &word[at + 1..]),
+        None => (word, &b""[..]),
+    };
+    let option = find_option(std::str::from_utf8(name).ok()?)?;
+    let value = OsStr::from_bytes(value).to_owned();
+    Some(WrittenOption { option, setting: Setting { origin: Origin::Option(option.long_name()), value } })
 }
 
 /// What clap makes of normalised words.
@@ -129,12 +190,17 @@ fn match_words(
             let origin = written.iter().find(|written| written.option == option);
             let origin =
                 origin.map_or(Origin::Option(option.long_name()), |written| written.setting.origin.clone());
-            let expected = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
-            Err(match (expected, option.kind()) {
-                (Some(expected), _) => SettingError::unexpected(origin, value, *expected).into(),
-                (None, Kind::Text) => SettingError::not_unicode(origin, &value).into(),
-                (None, _) => {
-                    CliError::Usage { cli_flavor, error: UsageError::BadValue { option, origin, value } }
+            let reason = std::error::Error::source(&error);
+            let expected = reason.and_then(|reason| reason.downcast_ref());
+            Err(match (expected, option.kind(), reason) {
+                (Some(expected), ..) => SettingError::unexpected(origin, value, *expected).into(),
+                (None, Kind::Text, None) => SettingError::not_unicode(origin, &value).into(),
+                (None, Kind::Text, Some(reason)) => {
+                    SettingError::of_other_type(option, origin, value, reason).into()
+                }
+                (None, ..) => {
+                    let error = SettingError::not_of_type(option, origin, value).into();
+                    CliError::Usage { cli_flavor, error }
                 }
             })
         }
@@ -173,88 +239,81 @@ pub(super) struct Settings<'a> {
     pub(super) facts: &'a Facts,
     /// The options of all three sources, by their types.
     pub(super) args: RankrunArgs,
-    /// The options of all three sources as they were written: typed ones in their order, then variables', then the
-    /// file's. An option stands here for its first source alone.
-    pub(super) written: Vec<WrittenOption>,
+    /// All that was said of options, the place that counts first: typed ones from the last to the first, then
+    /// variables', then the file's.
+    pub(super) given: Vec<WrittenOption>,
     pub(super) config: Config,
 }
 
-/// Adds what variables and the file of `--config` say to what was typed.
+/// The file that `--config` or its variable names.
+pub(super) fn config_path(line: &CommandLine, facts: &Facts) -> Option<OsString> {
+    let option = find_option("config")?;
+    let typed = line.options.iter().rev().find(|written| written.option == option);
+    let setting = typed.map(|typed| typed.setting.clone()).or_else(|| variable(option, facts));
+    setting.map(|setting| setting.value)
+}
+
+/// Adds what variables and the file of `--config` say to what was typed. Pure.
 ///
 /// # Errors
-/// A value that is not of the option's type, a file that cannot be read or understood.
-pub(super) fn merge<'a>(line: &CommandLine, facts: &'a Facts) -> Result<Settings<'a>, CliError> {
+/// A value that is not of the option's type. argparse reads a flag's variable even where the flag was typed.
+pub(super) fn merge<'a>(
+    line: &CommandLine,
+    facts: &'a Facts,
+    config: Config,
+) -> Result<Settings<'a>, CliError> {
     let cli_flavor = line.cli_flavor;
-    let mut written = line.options.clone();
-    let path = find_option("config").and_then(|option| {
-        let typed = written.iter().rev().find(|written| written.option == option);
-        typed.map(|typed| typed.setting.clone()).or_else(|| variable(option, facts))
-    });
-    let config = config::read(path, facts)?;
-    let mut words = Vec::new();
-    for option in options(CliFlavor::Rankrun) {
-        let is_typed = line.options.iter().any(|typed| typed.option == option);
-        let Some(setting) = below_command_line(option, facts, &config)?.filter(|_| !is_typed) else {
-            continue;
-        };
-        let mut word = format!("--{}", option.long_name()).into_bytes();
-        if option.kind() != Kind::Flag {
-            word.push(b'=');
-            word.extend(setting.value.as_bytes());
-        }
-        // torchrun does not check the choice of a variable.
-        if option.long_name() != "start-method" {
-            words.push(OsString::from_vec(word));
-        }
-        written.push(WrittenOption { option, setting });
+    check_types(&config)?;
+    let written = |option, setting: Option<_>| setting.map(|setting| WrittenOption { option, setting });
+    let of_variables =
+        options(CliFlavor::Rankrun).filter_map(|option| written(option, variable(option, facts)));
+    let of_config = options(CliFlavor::Rankrun).filter_map(|option| written(option, config.find(option)));
+    let typed = line.options.iter().rev().cloned();
+    let given: Vec<WrittenOption> = typed.chain(of_variables).chain(of_config).collect();
+    let is_typed = |written: &&WrittenOption| matches!(written.setting.origin, Origin::Option(_));
+    let bad_flag = |written: &&WrittenOption| is_switch(written.option) && written.number().is_none();
+    if let Some(flag) = given.iter().skip_while(is_typed).find(bad_flag) {
+        return Err(flag_is_not_integer(&flag.setting).into());
     }
+    let counting = options(CliFlavor::Rankrun)
+        // torchrun does not check the choice of a variable.
+        .filter(|option| option.long_name() != "start-method")
+        .filter_map(|option| given.iter().find(|written| written.option == option))
+        .filter(|written| !is_typed(written) && !written.is_off());
+    let words: Vec<OsString> = counting.map(WrittenOption::word).collect();
     let mut args = line.args.clone();
     if !words.is_empty()
-        && let ClapOutcome::Options(matches) = match_words(cli_flavor, &words, &written)?
+        && let ClapOutcome::Options(matches) = match_words(cli_flavor, &words, &given)?
     {
         args.update_from_arg_matches(&matches).expect("no option is required");
     }
-    Ok(Settings { cli_flavor, facts, args, written, config })
+    Ok(Settings { cli_flavor, facts, args, given, config })
 }
 
-/// What the option's variable says, or else the file.
-///
-/// # Errors
-/// A flag's variable is not a number. argparse reads it even where the flag was typed.
-fn below_command_line(
-    option: &'static Arg,
-    facts: &Facts,
-    config: &Config,
-) -> Result<Option<Setting<OsString>>, SettingError> {
-    // `-v` has levels.
-    if option.kind() != Kind::Flag || option.long_name() == "verbose" {
-        return Ok(variable(option, facts).or_else(|| config.find(option)));
+/// Checks all values of the file, also where the command line or a variable says another one: a slip is seen at once, and
+/// not in the first job without that option.
+fn check_types(config: &Config) -> Result<(), CliError> {
+    let of_file = |option| Some(WrittenOption { option, setting: config.find(option)? });
+    let written: Vec<WrittenOption> = options(CliFlavor::Rankrun).filter_map(of_file).collect();
+    if !written.is_empty() {
+        let words: Vec<OsString> = written.iter().map(WrittenOption::word).collect();
+        match_words(CliFlavor::Rankrun, &words, &written)?;
     }
-    let of_variable = option.variable().and_then(|name| Some((facts.variable(&name)?, name)));
-    let Some((value, variable)) = of_variable else {
-        return Ok(config.find(option).filter(|setting| setting.value != "0"));
-    };
-    match value.to_str().and_then(parse_int) {
-        Some(0) => Ok(None),
-        Some(_) => Ok(Some(Setting { origin: Origin::Variable(variable), value: value.to_owned() })),
-        None => Err(flag_is_not_integer(variable, value)),
-    }
+    Ok(())
 }
 
 /// torchrun refuses such a variable too.
-pub(super) fn flag_is_not_integer(variable: String, value: &OsStr) -> SettingError {
-    let hint = format!("`{variable}=1` is on, 0 is off");
+pub(super) fn flag_is_not_integer(Setting { origin, value }: &Setting<OsString>) -> SettingError {
+    let hint = format!("`{}=1` is on, 0 is off", origin.to_string().trim_matches('`'));
     let problem = "which is not a whole number";
-    SettingError::of_value(Origin::Variable(variable), value.to_string_lossy(), problem, hint)
+    SettingError::of_value(origin.clone(), value.to_string_lossy(), problem, hint)
 }
 
 pub(super) fn variable(option: &Arg, facts: &Facts) -> Option<Setting<OsString>> {
     let name = option.variable()?;
-    let value = match option.family() {
-        // argparse takes an empty variable for an empty value.
-        Family::Pet => facts.variable(&name),
-        Family::Rankrun | Family::None => facts.filled_variable(&name),
-    };
+    // argparse takes an empty variable for an empty value.
+    let may_be_empty = option.family() == Family::Pet || is_switch(option);
+    let value = if may_be_empty { facts.variable(&name) } else { facts.filled_variable(&name) };
     value.map(|value| Setting { value: value.to_owned(), origin: Origin::Variable(name) })
 }
 
@@ -268,8 +327,7 @@ pub(super) fn variable_value<T: FromText>(long: &str, facts: &Facts) -> Result<O
     match T::from_text(&value) {
         Some(value) => Ok(Some(Setting { origin, value })),
         None => {
-            let value = value.to_string_lossy().into_owned();
-            let error = UsageError::BadValue { option, origin, value };
+            let error = SettingError::not_of_type(option, origin, value.to_string_lossy()).into();
             Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error })
         }
     }
@@ -279,17 +337,22 @@ impl Settings<'_> {
     /// The value of an option, and where it was said.
     pub(super) fn get<T: FromText>(&self, value: &Option<OptionValue<T>>) -> Option<Setting<T>> {
         let OptionValue { option, value } = value.as_ref()?;
-        let origin = self.written(option.long_name())?.setting.origin.clone();
+        let origin = self.counting(option.long_name())?.setting.origin.clone();
         Some(Setting { origin, value: value.clone() })
     }
 
     /// The value of an option as it was written, by the option's long name.
     pub(super) fn find(&self, long: &str) -> Option<Setting<OsString>> {
         debug_assert!(find_option(long).is_some(), "{long}");
-        Some(self.written(long)?.setting.clone())
+        Some(self.counting(long).filter(|written| !written.is_off())?.setting.clone())
     }
 
-    fn written(&self, long: &str) -> Option<&WrittenOption> {
-        self.written.iter().rev().find(|written| written.option.long_name() == long)
+    /// How often an option stands on the command line.
+    pub(super) fn typed_count(&self, long: &'static str) -> usize {
+        self.given.iter().filter(|written| written.setting.origin == Origin::Option(long)).count()
+    }
+
+    fn counting(&self, long: &str) -> Option<&WrittenOption> {
+        self.given.iter().find(|written| written.option.long_name() == long)
     }
 }

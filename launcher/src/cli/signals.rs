@@ -1,19 +1,16 @@
 //! Which signals stop the job: `--signals-to-handle`.
 
-use std::str::FromStr;
-
 use rankrun_core::posix::Signal;
 
 use super::error::CliError;
 use super::settings::{Setting, Settings};
 use rankrun_core::notice::{Notice, SignalProblem};
+use rankrun_core::spec::signal::signal_of_name;
 use rankrun_core::spec::{CliFlavor, SignalSpec};
 
 /// Signals that schedulers and users send to a job to tell it something; a launcher that dies of them takes the
 /// workers with it.
 const FOR_WORKERS: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
-/// Names that Python knows for signals which have another one too.
-const ALIASES: [(&str, Signal); 2] = [("SIGCLD", Signal::SIGCHLD), ("SIGPOLL", Signal::SIGIO)];
 
 /// What stops the job, and what goes on to the workers. A name that cannot be handled is left out, aloud.
 ///
@@ -45,8 +42,7 @@ pub(super) fn resolve_signals(
 
 /// A signal by Python's name for it, `SIG` included.
 fn parse_signal(name: &str) -> Result<Signal, SignalProblem> {
-    let alias = || ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, signal)| *signal);
-    let Some(signal) = Signal::from_str(name).ok().or_else(alias) else {
+    let Some(signal) = signal_of_name(name) else {
         let real_time = matches!(name, "SIGRTMIN" | "SIGRTMAX");
         return Err(if real_time { SignalProblem::CannotBeHandled } else { SignalProblem::Unknown });
     };
@@ -71,7 +67,7 @@ mod tests {
         let argv: Vec<OsString> = words.iter().chain(&["--no-python", "true"]).map(OsString::from).collect();
         let mut environment = environment.to_vec();
         environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
-        let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
+        let facts = FakeWorld::default().program("/usr/bin/true").facts(&environment);
         let Ok(Command::Launch(launch)) = interpret(&argv, &facts) else { panic!("{words:?} is refused") };
         (launch.spec.signals, launch.notices.iter().map(ToString::to_string).collect())
     }
@@ -97,8 +93,8 @@ mod tests {
     #[test]
     fn unhandleable_signals_give_notice_and_are_skipped() {
         let (spec, said) =
-            signals(&["torchrun", "--signals-to-handle", "SIGKILL,SIGHUP,TERM,SIGCLD,SIGPOLL"], &[]);
-        assert_eq!(spec.stop, [Signal::SIGHUP, Signal::SIGIO]);
+            signals(&["torchrun", "--signals-to-handle", "SIGKILL,SIGHUP,TERM,SIGCLD,SIGPOLL,SIGIOT"], &[]);
+        assert_eq!(spec.stop, [Signal::SIGHUP, Signal::SIGIO, Signal::SIGABRT]);
         assert_eq!(
             said,
             [

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use super::contradiction::without_effect;
+use super::contradiction::{idle_beside_zero, without_effect};
 use super::error::{CliError, Expected, Origin};
 use super::option::LaunchOption;
 use super::python_text::{parse_float, parse_int};
 use super::resolve::refused;
 use super::settings::{Setting, Settings, WrittenOption};
-use super::values::{TIME_OR_ZERO, parse_time, time_or_zero};
+use super::values::{TIME_OR_ZERO, parse_time, time};
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
 
@@ -40,9 +40,9 @@ pub(super) fn resolve_stop(settings: &Settings<'_>) -> Result<StopPolicy, CliErr
 /// The last of `--shutdown-timeout` and `--grace`, then our variable, then torchrun's, then the file.
 fn said_grace(settings: &Settings<'_>) -> Result<Option<Setting<Duration>>, CliError> {
     let is_typed = |written: &&WrittenOption| matches!(written.setting.origin, Origin::Option(_));
-    let typed = settings.written.iter().rev().filter(is_typed).map(|written| written.option.long_name());
+    let typed = settings.given.iter().filter(is_typed).map(|written| written.option.long_name());
     let last = typed.into_iter().find(|option| ["grace", "shutdown-timeout"].contains(option));
-    let ours = time_or_zero(settings, &settings.args.grace)?;
+    let ours = time(settings, &settings.args.grace);
     let torch = match settings.get(&settings.args.torchrun.shutdown_timeout) {
         None => None,
         Some(Setting { origin, value }) => match parse_time(&value.to_string()) {
@@ -98,7 +98,7 @@ fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Ori
         GraceCause::Restart => match settings.get(&settings.args.torchrun.max_restarts) {
             None => without_effect(origin.clone(), "`--max-restarts`"),
             Some(most) if most.value == 0 && most.is_of_file() => {
-                without_effect(origin.clone(), "a `--max-restarts` above 0")
+                idle_beside_zero(origin.clone(), &most.origin)
             }
             Some(_) => Ok(()),
         },
@@ -107,7 +107,7 @@ fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Ori
 
 /// Under the name torchrun processes that outlive the workers are left alone, unless our variable or a file says how long.
 pub(super) fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
-    match (time_or_zero(settings, &settings.args.leftover_grace)?, settings.cli_flavor) {
+    match (time(settings, &settings.args.leftover_grace), settings.cli_flavor) {
         (Some(Setting { value: grace, .. }), _) => Ok(LeftoverPolicy::End { grace }),
         (None, CliFlavor::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
         (None, CliFlavor::Torchrun) => Ok(LeftoverPolicy::Keep),

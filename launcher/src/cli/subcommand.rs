@@ -1,4 +1,5 @@
-//! The words that may stand first: what each means and takes. clap reads them.
+//! The subcommands: their arguments and help, which clap reads. `interpret` turns them into commands, which the crate
+//! `rankrun-tools` carries out.
 
 mod interpret;
 
@@ -13,6 +14,7 @@ use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum};
 pub(super) use interpret::{find_subcommand, interpret, is_query};
 
 use super::completion::Shell;
+use super::error::Expected;
 use super::option::{FromText, possible_values_of};
 use super::python_text::parse_float;
 use rankrun_core::device::DeviceType;
@@ -21,6 +23,8 @@ use rankrun_core::device::DeviceType;
 const SHORTEST_INTERVAL: f64 = 0.1;
 /// A day.
 const LONGEST_INTERVAL: f64 = 86_400.0;
+const INTERVAL: Expected = Expected::new("a number of seconds from 0.1 to 86400", "2")
+    .advised(|_, _| Some("`--watch` alone looks every 2 seconds, `--watch=0.5` more often".to_owned()));
 
 const EXIT_OF_MACHINE: &str = "\
 Exit status:
@@ -46,15 +50,8 @@ pub(super) enum Subcommand {
         override_usage = "rankrun explain [--all | --json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]..."
     )]
     Explain {
-        /// Every setting, also with its default
-        #[arg(long)]
-        all: bool,
-        /// For programs: one JSON object
-        #[arg(long, conflicts_with = "script")]
-        json: bool,
-        /// A shell script that runs this worker by hand
-        #[arg(long, value_name = "RANK", allow_hyphen_values = true, value_parser = TextParser::<i128>(PhantomData))]
-        script: Option<i128>,
+        #[command(flatten)]
+        form: ExplainArgs,
         /// The command line, with or without the name of the command
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
@@ -157,8 +154,8 @@ Exit status:
     },
     /// Stop a running job
     ///
-    /// Stops a running job, as a SIGTERM to its launcher does: the workers get SIGTERM, and SIGKILL after the grace.
-    /// There is no restart. A second stop kills at once. `rankrun` ends with status 143.
+    /// Stops a running job, as a SIGTERM to its launcher does: the workers get the signal of its --stop-signal, else
+    /// SIGTERM, and SIGKILL after the grace. There is no restart. A second stop kills at once. `rankrun` ends with status 143.
     #[command(after_help = "\
 Examples:
   rankrun stop 4f1c
@@ -286,6 +283,20 @@ pub(super) enum ShimVerb {
     Status,
 }
 
+/// The form of an explanation; these may also stand among the options of the launch.
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// Every setting, also with its default
+    #[arg(long)]
+    all: bool,
+    /// For programs: one JSON object
+    #[arg(long, conflicts_with = "script")]
+    json: bool,
+    /// A shell script that runs this worker by hand
+    #[arg(long, value_name = "RANK", allow_hyphen_values = true, value_parser = TextParser::<i128>(PhantomData))]
+    script: Option<i128>,
+}
+
 #[derive(Debug, Args)]
 pub(super) struct ProbeArgs {
     /// How long the library of a driver may take to answer [default: RANKRUN_PROBE_TIMEOUT, then 30]
@@ -308,6 +319,11 @@ pub(super) fn described() -> ClapCommand {
 /// Every word that may stand first.
 pub(super) fn all() -> impl Iterator<Item = &'static ClapCommand> {
     COMMANDS.get_subcommands()
+}
+
+/// Whether a subcommand has this name.
+pub(super) fn is_name(word: &str) -> bool {
+    all().any(|command| command.get_name() == word)
 }
 
 /// The options of a subcommand, by their long names.
@@ -345,10 +361,10 @@ impl<T: FromText> TypedValueParser for TextParser<T> {
     }
 }
 
-fn parse_interval(text: &str) -> Result<Duration, BadValue> {
+fn parse_interval(text: &str) -> Result<Duration, Expected> {
     let seconds =
         parse_float(text).filter(|seconds| (SHORTEST_INTERVAL..=LONGEST_INTERVAL).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or(BadValue)
+    seconds.map(Duration::from_secs_f64).ok_or(INTERVAL)
 }
 
 /// The value is not of the option's type; the message says which type.

@@ -14,7 +14,7 @@ use rankrun_core::notice::Notice;
 use rankrun_core::spec::CliFlavor;
 use rankrun_tools::shim::SWITCH;
 
-/// More than these are no answer.
+/// With more candidates than these the suggestion is left out.
 const MOST_ANSWERS: usize = 4;
 /// Shorter beginnings fit too much.
 const SHORTEST_BEGINNING: usize = 3;
@@ -87,7 +87,7 @@ const FOREIGN: &[(&[&str], &str)] = &[
     (&["dry-run"], "`rankrun explain ...` says what would be launched, and starts nothing"),
     (
         &["json", "script"],
-        "it stands directly behind `explain` (`--json` also behind `devices`, `topo` or `gc`)",
+        "it stands behind a command, as in `rankrun explain --json train.py` or `rankrun status --json`",
     ),
     (&["watch"], "it stands behind `devices`: `rankrun devices --watch`"),
     (&["debug", "log-level", "loglevel"], "`-v` says what is done, `-vv` each step"),
@@ -115,8 +115,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["install"], "did you mean `rankrun shim on`?"),
     (
         &["help"],
-        "`rankrun help` has all options; `rankrun help` with devices, nodes, restarts, stopping, output, topo, gc or shim \
-         says more of that",
+        "`rankrun help` has all options; `rankrun help` with devices, nodes, restarts, stopping, output or the name of a \
+         command says more of that",
     ),
 ];
 

@@ -15,7 +15,7 @@ mod options;
 const UUID: &str = "00000000-0000-0000-0000-000000000007";
 
 fn world() -> FakeWorld {
-    FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python3").program("/usr/bin/env")
+    FakeWorld::default().file("/job/x.py", b"impo").program("/usr/bin/python3").program("/usr/bin/env")
 }
 
 fn interpret_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Result<Command, CliError> {
@@ -97,6 +97,10 @@ fn subcommand_is_recognized_only_as_first_word() {
     let error = interpret_in(world(), "rankrun --standalone run x.py", &[]).unwrap_err();
     assert_eq!(error.exit_code(), 1);
     assert!(error.hint().unwrap().contains("must stand first"));
+    let hint = |line: &str| interpret_in(world(), line, &[]).unwrap_err().hint().unwrap();
+    assert!(hint("rankrun --nproc-per-node 1 devices").contains("`devices` must stand first"));
+    assert!(hint("torchrun explain x.py").contains("write `rankrun explain torchrun`"));
+    assert!(hint("torchrun status").contains("write `rankrun status`"));
     assert_eq!(refusal("rankrun run", &[]), (2, "there is no entrypoint to run".to_owned()));
     let (code, message) = refusal("torchrun run x.py", &[]);
     assert_eq!((code, message.as_str()), (1, "the entrypoint `run` does not exist (working folder `/job`)"));
@@ -142,6 +146,8 @@ fn errors_have_format_of_cli_flavor() {
         render("torchrun --no-python -m x"),
         "error: `--no-python` and `--module` exclude each other\n\nhint: drop one of them\n"
     );
+    let text = interpret_in(world(), "rankrun -m x", &[("PET_NO_PYTHON", "1")]).unwrap_err().render();
+    assert!(text.starts_with("error: `PET_NO_PYTHON` and `--module` exclude each other\n"), "{text}");
     assert_eq!(
         render("rankrun --stdim all x.py"),
         "error: unknown option `--stdim`\n\nhint: did you mean `--stdin`?\n"

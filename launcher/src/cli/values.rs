@@ -1,12 +1,11 @@
 //! Values as people write them, wherever an option asks for one: times.
 
+use std::ffi::OsStr;
 use std::time::Duration;
 
-use super::error::hint_for_time;
-use super::error::{CliError, Expected};
-use super::option::OptionValue;
+use super::error::{Expected, hint_for_time};
+use super::option::{FromText, OptionValue};
 use super::python_text::parse_float;
-use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use rankrun_core::spec::MAX_DURATION;
 
@@ -20,42 +19,53 @@ const TIME: Expected =
 /// humantime knows months and years; `5M` is more likely a slip for minutes.
 const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
 
-/// The time above zero that an option or its variable says.
-///
-/// # Errors
-/// A text that is not such a time.
+/// A time; it may be zero.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Time(Duration);
+
+/// A time above zero.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PositiveTime(Duration);
+
+impl FromText for Time {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_time).map(Self)
+    }
+
+    fn expected() -> Option<Expected> {
+        Some(TIME_OR_ZERO)
+    }
+}
+
+impl FromText for PositiveTime {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_time).filter(|time| !time.is_zero()).map(Self)
+    }
+
+    fn expected() -> Option<Expected> {
+        Some(TIME)
+    }
+}
+
+impl From<Time> for Duration {
+    fn from(Time(time): Time) -> Self {
+        time
+    }
+}
+
+impl From<PositiveTime> for Duration {
+    fn from(PositiveTime(time): PositiveTime) -> Self {
+        time
+    }
+}
+
+/// The time that an option says.
 pub(super) fn time(
     settings: &Settings<'_>,
-    text: &Option<OptionValue<String>>,
-) -> Result<Option<Setting<Duration>>, CliError> {
-    time_from(settings, text, (Duration::from_nanos(1), TIME))
-}
-
-/// The time that an option or its variable says; it may be zero.
-///
-/// # Errors
-/// A text that is not a time.
-pub(super) fn time_or_zero(
-    settings: &Settings<'_>,
-    text: &Option<OptionValue<String>>,
-) -> Result<Option<Setting<Duration>>, CliError> {
-    time_from(settings, text, (Duration::ZERO, TIME_OR_ZERO))
-}
-
-/// The time of this length at least that an option or its variable says.
-///
-/// # Errors
-/// A text that is not such a time.
-pub(super) fn time_from(
-    settings: &Settings<'_>,
-    text: &Option<OptionValue<String>>,
-    (shortest, expected): (Duration, Expected),
-) -> Result<Option<Setting<Duration>>, CliError> {
-    let Some(Setting { origin, value }) = settings.get(text) else { return Ok(None) };
-    match parse_time(&value) {
-        Some(time) if time >= shortest => Ok(Some(Setting { origin, value: time })),
-        _ => Err(refused(origin, value, expected)),
-    }
+    value: &Option<OptionValue<impl FromText + Into<Duration>>>,
+) -> Option<Setting<Duration>> {
+    let Setting { origin, value } = settings.get(value)?;
+    Some(Setting { origin, value: value.into() })
 }
 
 /// Seconds, numbers with units, or as Slurm writes it.

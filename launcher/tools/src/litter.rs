@@ -11,16 +11,23 @@ use crate::shim;
 use rankrun_core::facts::Facts;
 use rankrun_core::gc::GcMode;
 use rankrun_core::gc::paths::{LeftPath, PathKind, PathOutcome};
-use rankrun_host::control::folder::{JobFolder, RuntimeFolders};
+use rankrun_host::control::folder::{FoundFolders, JobFolder, RuntimeFolders, SearchError};
 use rankrun_host::logs::error_folder;
 
-/// Removes the found paths unless the request is only to list.
+/// Removes the found paths unless the request is only to list. Where the runtime folders cannot be searched, it does the
+/// rest and returns the reason too.
 #[must_use]
-pub fn collect_left_paths(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+pub fn collect_left_paths(
+    mode: GcMode,
+    argv0: &OsStr,
+    facts: &Facts,
+) -> (Vec<LeftPath>, Option<SearchError>) {
     let mut paths = collect_error_folders(mode, &error_folder::parents_of_error_files(facts));
-    paths.extend(collect_control_folders(mode, facts));
+    let found = RuntimeFolders::of_environment(facts.environment()).find_job_folders();
+    let (found, unsearched) = found.map_or_else(|error| (None, Some(error)), |found| (Some(found), None));
+    paths.extend(found.into_iter().flat_map(|found| collect_control_folders(mode, found)));
     paths.extend(collect_shim_files(mode, argv0, facts));
-    paths
+    (paths, unsearched)
 }
 
 fn collect_error_folders(mode: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {
@@ -36,8 +43,7 @@ fn collect_error_folders(mode: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftP
     dead.filter_map(to_left_path).collect()
 }
 
-fn collect_control_folders(mode: GcMode, facts: &Facts) -> Vec<LeftPath> {
-    let dead = RuntimeFolders::of_environment(facts.environment()).dead_folders(SystemTime::now());
+fn collect_control_folders(mode: GcMode, found: FoundFolders) -> Vec<LeftPath> {
     let to_left_path = |folder: JobFolder| {
         let age = folder.modified().map(age_of).unwrap_or_default();
         let fate = match mode {
@@ -46,7 +52,7 @@ fn collect_control_folders(mode: GcMode, facts: &Facts) -> Vec<LeftPath> {
         };
         Some(LeftPath { path: folder.path, kind: PathKind::ControlSocket, age, fate })
     };
-    dead.into_iter().filter_map(to_left_path).collect()
+    found.into_dead(SystemTime::now()).into_iter().filter_map(to_left_path).collect()
 }
 
 fn collect_shim_files(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {

@@ -87,7 +87,7 @@ fn env_pair(launch: impl Fn(Name) -> Launch + Sync) -> Pair {
     })
 }
 
-/// Two workers without any wish.
+/// Two workers without any option.
 pub(super) fn two_workers_pair() -> &'static Pair {
     static PAIR: OnceLock<Pair> = OnceLock::new();
     PAIR.get_or_init(|| env_pair(|name| Launch::standalone(name, 2)))
@@ -302,12 +302,12 @@ fn hetero() {
             let launch =
                 Launch::new(name).args(["--nnodes", "2", "--nproc-per-node", workers, "--role", role]);
             let launch = launch.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint]);
-            launch.args(["--local-addr", address]).worker(["seat"]).start()
+            launch.args(["--local-addr", address]).worker(["place"]).start()
         };
         // Ranks follow the addresses: the first has rank 0.
         let jobs = [own("1", "b", "127.0.0.1"), own("2", "a", "localhost")];
         let outcomes = jobs.map(Job::wait);
-        let lines = outcomes.iter().flat_map(|outcome| outcome.expect_exit_code(0).lines_with("seat rank="));
+        let lines = outcomes.iter().flat_map(|outcome| outcome.expect_exit_code(0).lines_with("place rank="));
         let keys = ["rank", "world", "node", "local", "role", "role_rank", "role_world"];
         let describe = |line: String| keys.map(|key| field(&line, key).unwrap_or("?").to_owned()).join(" ");
         let mut all: Vec<_> = lines.map(describe).collect();

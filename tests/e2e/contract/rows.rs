@@ -201,7 +201,7 @@ fn rows_and_tests_match_one_to_one() {
     let missing: Vec<_> = expected.iter().filter(|path| !found.contains(path)).collect();
     let unknown: Vec<_> = found.iter().filter(|path| !expected.contains(path)).collect();
     assert!(missing.is_empty(), "rows without a test: {missing:#?}");
-    assert!(unknown.is_empty(), "tests that are no row: {unknown:#?}");
+    assert!(unknown.is_empty(), "tests without a row: {unknown:#?}");
     assert_eq!(found, expected, "a name is there twice");
 }
 

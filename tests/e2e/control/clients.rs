@@ -43,6 +43,28 @@ fn events_are_streamed_until_job_ends() {
     assert_eq!(generations, [0, 0, 1, 1, 1, 1], "{text}");
 }
 
+#[test]
+fn event_of_rank_table_has_the_text_of_the_console() {
+    let Some(runtime) = Runtime::new() else { return };
+    let launch = runtime.launch(2).worker(["alive", "rank0:join", "forever"]);
+    let job = launch.start();
+    job.wait_for_line("joined rank=0");
+    job.wait_until("the job has a socket", || runtime.socket().is_some());
+    let mut client = runtime.connect();
+    client.write_all(request("events").as_bytes()).unwrap();
+    runtime.ask(&["status"]).expect_exit_code(0);
+    job.signal(Signal::SIGTERM);
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    let outcome = job.wait();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON"));
+    let table = lines.map(|line| line["event"].clone()).find(|event| event["name"] == "rank_table");
+    let table = table.unwrap_or_else(|| panic!("{text}"));
+    let table = table["text"].as_str().expect("a text");
+    assert!(table.starts_with("rank 1 has not joined the store; the ranks when SIGTERM came:\n"), "{table}");
+    outcome.expect_stderr(&format!("rankrun: {table}\n"));
+}
+
 /// The workers of the second generation cannot be started.
 #[test]
 fn failed_start_is_not_an_event_of_workers_started() {
@@ -82,4 +104,41 @@ fn restart_has_descriptors_beside_many_clients() {
     job.wait_for_lines("ready", 4);
     drop(clients);
     runtime.stop(job, &runtime.job_id());
+}
+
+/// A program that reads events learns what a person reads on the console.
+#[test]
+fn events_have_each_line_that_the_console_has() {
+    let Some(runtime) = Runtime::new() else { return };
+    let launch = runtime.launch(1).env("RANKRUN_LEFTOVER_GRACE", "600");
+    let script =
+        "setsid sh -c \"trap '' TERM; sleep 1000; :\" secret > /dev/null 2>&1 & echo ready; read line";
+    let mut job = runtime.start_until_ready(launch.stdin_open().shell(script), 1);
+    let mut client = runtime.connect();
+    client.write_all(request("events").as_bytes()).unwrap();
+    let id = runtime.job_id();
+    runtime.ask(&["status"]).expect_exit_code(0);
+    job.type_text("\n");
+    job.wait_for_line("waiting up to 600 s");
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    job.wait_for_line("SIGTERM: ending pid");
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    let outcome = job.wait();
+    outcome.expect_exit_code(143).expect_stderr("secret");
+    let names: Vec<String> = lines(&text).map(|(name, _)| name).collect();
+    let expected = [
+        "waiting_for_leftovers",
+        "client_asks_for_stop",
+        "ending_leftovers",
+        "client_asks_for_stop",
+        "killing_leftovers",
+        "job_finished",
+    ];
+    let actual: Vec<&str> = names.iter().map(String::as_str).filter(|name| expected.contains(name)).collect();
+    assert_eq!(actual, expected, "{text}");
+    assert!(!text.contains("secret"), "{text}");
+    assert!(text.contains("all workers have succeeded; waiting up to 600 s"), "{text}");
+    assert!(text.contains("ends with exit status 143"), "{text}");
 }

@@ -26,8 +26,8 @@ fn requested_restart_uses_no_budget_and_counts_for_workers() {
 #[test]
 fn restart_of_suspended_job_is_refused_with_reason() {
     let Some(runtime) = Runtime::new() else { return };
-    let launch =
-        runtime.launch(1).shell("echo ready; echo attempt $$TORCHELASTIC_RESTART_COUNT; exec sleep 1000");
+    let launch = runtime.launch(1).in_own_process_group();
+    let launch = launch.shell("echo ready; echo attempt $$TORCHELASTIC_RESTART_COUNT; exec sleep 1000");
     let job = runtime.start_until_ready(launch, 1);
     let id = runtime.job_id();
     let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();

@@ -1,6 +1,8 @@
 //! `rankrun stop`, and signals beside it.
 
-use harness::{Job, Process, Scratch, can_use_namespaces};
+use std::os::unix::process::ExitStatusExt;
+
+use harness::{Job, Launch, Name, Process, Scratch, can_use_namespaces};
 use nix::sys::signal::Signal;
 
 use super::Runtime;
@@ -51,6 +53,18 @@ fn stop_that_waits_returns_for_job_of_other_pid_namespace() {
         job.wait().expect_exit_code(143);
         runtime.expect_empty();
     }
+}
+
+/// The kernel shows the command no pid of the job.
+#[test]
+fn stop_that_waits_in_other_pid_namespace_returns_at_the_end() {
+    let Some(runtime) = Runtime::new().filter(|_| can_use_namespaces()) else { return };
+    let job = runtime.job(&[]);
+    let stop = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", runtime.path());
+    let stop = stop.under(["unshare", "--pid", "--fork"]).args(["stop", &runtime.job_id(), "--wait"]);
+    stop.run().expect_exit_code(0).expect_stdout("has ended");
+    job.wait().expect_exit_code(143);
+    runtime.expect_empty();
 }
 
 /// Guard and agent are killed together, so no process of the job removes its folder.
@@ -134,4 +148,29 @@ fn signal_and_first_stop_are_one_stop() {
     job.signal(Signal::SIGINT);
     job.wait().expect_exit_code(143).expect_stderr("is_second: true");
     runtime.expect_empty();
+}
+
+#[test]
+fn interrupted_command_says_what_it_waits_for() {
+    let Some(runtime) = Runtime::new() else { return };
+    let launch = runtime.launch(1).args(["--grace", "600"]);
+    let launch = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done");
+    let job = runtime.start_until_ready(launch, 1);
+    let id = runtime.job_id();
+    let command = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", runtime.path());
+    let stop = command.args(["stop", &id, "--wait"]).start();
+    job.wait_for_line("told");
+    stop.signal(Signal::SIGINT);
+    let interrupted = stop.wait();
+    assert_eq!(interrupted.status.signal(), Some(libc::SIGINT), "{interrupted}");
+    interrupted.expect_stderr("rankrun: SIGINT: gave up waiting for");
+    runtime.stop(job, &id);
+}
+
+#[test]
+fn answer_that_cannot_be_written_is_a_failure() {
+    let Some(runtime) = Runtime::new() else { return };
+    let full = ["sh", "-c", "exec \"$@\" > /dev/full", "sh"];
+    let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", runtime.path()).under(full);
+    launch.args(["ls"]).run().expect_exit_code(1).expect_stderr("cannot write the answer");
 }

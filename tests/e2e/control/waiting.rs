@@ -1,8 +1,10 @@
 //! Jobs that wait before their first workers: for other nodes, or for a file system.
 
+use std::io::{Read, Write};
+
 use harness::{Job, Launch, Name, Scratch, free_port};
 
-use super::Runtime;
+use super::{Runtime, request};
 use crate::hanging_calls::{lacks_fuse, with_silent_folder};
 
 /// The agent of node 0, which waits for node 1.
@@ -107,4 +109,33 @@ fn commands_without_a_job_name_the_places_that_were_searched() {
     for command in [&["stop", "no-such-job"][..], &["status", "no-such-job"]] {
         runtime.ask(command).expect_exit_code(3).expect_stderr("searched").expect_stderr(&place);
     }
+}
+
+/// What the console says of other nodes, from the first reader on.
+#[test]
+fn events_say_that_the_job_waits_for_nodes() {
+    let Some(runtime) = Runtime::new() else { return };
+    let endpoint = format!("127.0.0.1:{}", free_port());
+    let node = |launch: Launch| {
+        let launch = launch.args(["--nnodes", "2", "--rdzv-backend", "c10d", "--max-restarts", "1"]);
+        launch.args(["--rdzv-endpoint", &endpoint]).shell("echo ready; exec sleep 1000").start()
+    };
+    let first = node(Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", runtime.path()));
+    first.wait_until("the job has a socket", || runtime.socket().is_some());
+    let elsewhere = Scratch::new();
+    let folder = elsewhere.folder("runtime", 0o700);
+    let second = node(Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", folder));
+    first.wait_for_line("ready");
+    let mut client = runtime.connect();
+    client.write_all(request("events").as_bytes()).unwrap();
+    runtime.ask(&["status"]).expect_exit_code(0);
+    second.signal(nix::sys::signal::Signal::SIGTERM);
+    drop(second.wait());
+    // The job now has one node, and waits for a second one.
+    first.wait_for_lines("waiting for", 2);
+    runtime.ask(&["stop", &runtime.job_id()]).expect_exit_code(0);
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    first.wait().expect_exit_code(143);
+    assert!(text.contains("\"waiting_for_nodes\""), "{text}");
 }

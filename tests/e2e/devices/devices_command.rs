@@ -30,7 +30,7 @@ fn devices_table_lists_gpus() {
     }
 }
 
-/// Each order, as it would seat the ranks: `fastest` is the driver's.
+/// Each order, as it would assign devices to ranks: `fastest` is the driver's.
 #[test]
 fn devices_table_shows_each_order() {
     let outcome = run_devices("rankrun devices", &Machine::mixed());

@@ -5,7 +5,7 @@ use harness::{Fleet, Job, Launch, Name, Outcome, field, is_rankrun};
 
 use super::{assert_all_succeed, c10d, static_launch};
 
-const STEPS: [&str; 4] = ["seat", "sum", "reduce=2", "env"];
+const STEPS: [&str; 4] = ["place", "sum", "reduce=2", "env"];
 
 /// The job on hosts 1 and 2: both ways to find each other.
 #[track_caller]
@@ -37,7 +37,7 @@ fn run(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
 /// The value that the workers' environment has.
 #[track_caller]
 fn master_addr(outcome: &Outcome) -> String {
-    let line = outcome.lines_with("seat rank=").pop().expect("a worker sat");
+    let line = outcome.lines_with("place rank=").pop().expect("a worker sat");
     field(&line, "addr").map(str::to_owned).expect("an address")
 }
 
@@ -92,12 +92,12 @@ fn iface_option_sets_master_addr_and_variables() {
     }
     // The other one is published when it is the one that is named; NCCL would take a bare name for a prefix.
     let launch = c10d(Name::Rankrun, "127.0.0.1:29400", "1:2").args(["--iface", "aside"]);
-    let outcome = fleet.on(1, launch.worker(["seat", "sum", "env"])).run();
+    let outcome = fleet.on(1, launch.worker(["place", "sum", "env"])).run();
     assert_eq!(master_addr(outcome.expect_exit_code(0)), "10.77.0.9", "{outcome}");
     assert_eq!(outcome.lines_with(" NCCL_SOCKET_IFNAME==aside").len(), 1, "{outcome}");
     let unknown = c10d(Name::Rankrun, "127.0.0.1:29400", "1").args(["--iface", "eth7"]);
     fleet
-        .on(1, unknown.worker(["seat"]))
+        .on(1, unknown.worker(["place"]))
         .run()
         .expect_exit_code(1)
         .expect_stderr("`eth7`")
@@ -200,7 +200,7 @@ fn single_node_workers_use_listening_address() {
         (&["--iface", "eth0"], "127.0.0.1"),
     ];
     for (more, addr) in cases {
-        let launch = c10d(Name::Rankrun, "th1:29400", "1").args(more).worker(["seat", "sum"]);
+        let launch = c10d(Name::Rankrun, "th1:29400", "1").args(more).worker(["place", "sum"]);
         let outcome = fleet.on(1, launch).run();
         assert_eq!(
             master_addr(outcome.expect_exit_code(0).expect_stdout("world=1 total=1")),
@@ -263,13 +263,14 @@ fn port_range_is_kept_behind_firewall() {
     }
     let Some(fleet) = Fleet::start(2) else { return };
     fleet.hosts().for_each(|host| fleet.allow_only_ports(host, 30_000, 30_009));
-    let steps = ["seat", "sum"];
+    let steps = ["place", "sum"];
     let jobs = [1, 2].map(|host| {
         let launch = c10d(Name::Rankrun, "th2:30000", "2").args(["--port-range", "30000-30009"]);
         fleet.on(host, launch.worker(steps)).start()
     });
     for outcome in assert_all_succeed(jobs) {
-        let line = outcome.expect_stdout("world=2 total=3").lines_with("seat rank=").pop().expect("a seat");
+        let line =
+            outcome.expect_stdout("world=2 total=3").lines_with("place rank=").pop().expect("a placement");
         let port: u16 = field(&line, "port").and_then(|port| port.parse().ok()).expect("a port");
         assert!((30_000..=30_009).contains(&port), "{outcome}");
     }

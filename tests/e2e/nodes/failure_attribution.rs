@@ -112,7 +112,7 @@ fn final_failure_on_far_node_is_named_on_every_node() {
 
 /// The generations of a host, by their restart counts.
 fn attempts(outcome: &Outcome) -> Vec<String> {
-    let placements = outcome.lines_with("seat rank=");
+    let placements = outcome.lines_with("place rank=");
     placements.iter().filter_map(|line| field(line, "attempt").map(str::to_owned)).collect()
 }
 
@@ -129,7 +129,7 @@ fn simultaneous_failures_charge_both_nodes() {
         let gated = format!("attempt0:{}", gate.step());
         let start = |host| {
             let launch = c10d(*name, ENDPOINT, "2").args(["--max-restarts", "1"]);
-            fleet.on(host, launch.worker(["seat", "sum", &gated, "attempt0:exit=3"])).start()
+            fleet.on(host, launch.worker(["place", "sum", &gated, "attempt0:exit=3"])).start()
         };
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
@@ -154,7 +154,7 @@ fn restart_budget_is_per_job_or_per_node_under_torchrun_name() {
             .map(|(attempt, failing)| format!("first={},{failing}", scratch.folder(attempt, 0o777)));
         let start = |host| {
             let launch = c10d(*name, ENDPOINT, "2").args(["--max-restarts", "1"]);
-            fleet.on(host, launch.worker(["seat", "sum", &steps[0], &steps[1]])).start()
+            fleet.on(host, launch.worker(["place", "sum", &steps[0], &steps[1]])).start()
         };
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
@@ -187,7 +187,7 @@ fn lost_peer_that_is_alive_does_not_take_blame() {
     let first = format!("first={},0,4", scratch.folder("attempts", 0o777));
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2").args(["--max-restarts", "1"]);
-        let steps = ["seat", "sum", LOST_RANK_1, &first, "print=finished"];
+        let steps = ["place", "sum", LOST_RANK_1, &first, "print=finished"];
         fleet.on(host, launch.worker(steps)).start()
     };
     let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());
@@ -207,7 +207,7 @@ fn lost_peer_that_does_not_exit_delays_report_by_lease() {
     let Some(fleet) = Fleet::start(2) else { return };
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2").args(["--lease", "2", "--grace", "600"]);
-        let steps = ["seat", "rank1:deaf", "sum", LOST_RANK_1, "rank0:exit=4", "forever"];
+        let steps = ["place", "rank1:deaf", "sum", LOST_RANK_1, "rank0:exit=4", "forever"];
         fleet.on(host, launch.worker(steps)).start()
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
@@ -215,7 +215,7 @@ fn lost_peer_that_does_not_exit_delays_report_by_lease() {
     one.wait()
         .expect_exit_code(4)
         .expect_stderr("rank 0 (local rank 0) on node 0 (th1, 198.18.0.11) failed first: exit code 4");
-    let line = two.wait_for_line("seat rank=1");
+    let line = two.wait_for_line("place rank=1");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid");
     two.signal_to(pid, nix::sys::signal::Signal::SIGKILL);
     two.wait()
@@ -234,7 +234,7 @@ fn lost_peer_that_exits_slowly_is_the_cause() {
     let Some(fleet) = fleet_with_delay(2, 2) else { return };
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2");
-        fleet.on(host, launch.worker(["seat", own, "sum", LOST_RANK_1, "rank0:exit=4", "forever"])).start()
+        fleet.on(host, launch.worker(["place", own, "sum", LOST_RANK_1, "rank0:exit=4", "forever"])).start()
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     for outcome in jobs.into_iter().map(Job::wait) {
@@ -259,7 +259,7 @@ fn worker_with_closed_connection_blames_failed_peer() {
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2");
         let gated = format!("rank0:{}", gate.step());
-        let steps = ["seat", "sum", "rank1:print=gone", "rank1:exit=5", &gated, message, "exit=1"];
+        let steps = ["place", "sum", "rank1:print=gone", "rank1:exit=5", &gated, message, "exit=1"];
         fleet.on(host, launch.worker(steps)).start()
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();

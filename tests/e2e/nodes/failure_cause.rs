@@ -9,7 +9,7 @@ use super::{ENDPOINT, c10d, static_launch};
 #[track_caller]
 fn run_failing_job(name: Name, own: impl Fn(usize) -> Launch) -> Option<Vec<Outcome>> {
     let fleet = Fleet::start(3)?;
-    let steps = ["seat", "sum", "rank3:eprint=loss is nan at step 7", "rank3:exit=7", "forever"];
+    let steps = ["place", "sum", "rank3:eprint=loss is nan at step 7", "rank3:exit=7", "forever"];
     let start = |host| {
         let launch = own(host).args(["--nproc-per-node", "2"]).worker(steps);
         fleet.on(host, launch).start()
@@ -46,7 +46,7 @@ fn worker_error_message_is_shown_on_every_node() {
     let Some(fleet) = Fleet::start(2) else { return };
     let written =
         r#"rank1:error-file={"message":"ValueError: bad\tcolumn \u001b[31m7","timestamp":"1700000000"}"#;
-    let steps = ["seat", "sum", written, "rank1:exit=7", "forever"];
+    let steps = ["place", "sum", written, "rank1:exit=7", "forever"];
     let start = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "2").worker(steps)).start();
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     for (job, code) in jobs.into_iter().zip([1, 7]) {
@@ -56,7 +56,8 @@ fn worker_error_message_is_shown_on_every_node() {
             .expect_stderr("ValueError: bad")
             .expect_stderr("th2")
             .expect_absent("panicked");
-        let starts = outcome.stdout_lines().into_iter().filter(|line| line.starts_with("seat rank=")).count();
+        let starts =
+            outcome.stdout_lines().into_iter().filter(|line| line.starts_with("place rank=")).count();
         assert_eq!(starts, 1, "{outcome}");
     }
     fleet.is_empty();
@@ -86,7 +87,7 @@ fn stop_of_store_host_is_the_cause_on_every_node() {
         let start = |host: usize| {
             let limit = time_limit.filter(|_| host == 1).map(|limit| ["--time-limit", limit]);
             let launch = own(host).args(limit.into_iter().flatten());
-            fleet.on(host, launch.worker(["seat", "sum", "reduce=4000000000"])).start()
+            fleet.on(host, launch.worker(["place", "sum", "reduce=4000000000"])).start()
         };
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         jobs.iter().for_each(|job| drop(job.wait_for_line("world=3 total=6")));
@@ -124,7 +125,7 @@ fn worker_failure_restarts_every_node() {
         let Some(fleet) = Fleet::start(3) else { return };
         let scratch = Scratch::new();
         let first = format!("first={},1,5", scratch.folder("attempts", 0o777));
-        let steps = ["seat", "sum", &first, "reduce=3", "print=finished"];
+        let steps = ["place", "sum", &first, "reduce=3", "print=finished"];
         let start = |host| fleet.on(host, own(host).args(["--max-restarts", "1"]).worker(steps)).start();
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         for outcome in super::assert_all_succeed(jobs) {

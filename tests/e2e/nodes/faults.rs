@@ -162,11 +162,11 @@ fn packet_loss_within_lease_loses_no_node() {
             fleet.drop_packets(host, 5);
             fleet.delay(host, Duration::from_millis(50));
         }
-        let steps = ["seat", "sum", &format!("sleep-ms={millis}"), "print=finished"];
+        let steps = ["place", "sum", &format!("sleep-ms={millis}"), "print=finished"];
         let start = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "4").worker(steps)).start();
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
         for outcome in assert_all_succeed(jobs) {
-            assert_eq!(outcome.lines_with("seat rank=").len(), 1, "{outcome}");
+            assert_eq!(outcome.lines_with("place rank=").len(), 1, "{outcome}");
         }
         fleet.is_empty();
     }
@@ -198,7 +198,7 @@ impl ThreeNodeJob {
         let lifespan_step = format!("lifespan={}", scratch.folder("lifespans", 0o777));
         let jobs = [1, 2, 3].map(|host| {
             let ignores_sigterm = (host == 3).then(|| "deaf".to_owned());
-            let common = [lifespan_step.clone(), "seat".to_owned(), "sum".to_owned(), gate.step()];
+            let common = [lifespan_step.clone(), "place".to_owned(), "sum".to_owned(), gate.step()];
             let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
             fleet.on(host, launch.worker(ignores_sigterm.into_iter().chain(common))).start()
         });
@@ -209,7 +209,7 @@ impl ThreeNodeJob {
     /// The pid of the newest worker of an agent.
     #[track_caller]
     fn newest_worker_pid(&self, at: usize) -> i32 {
-        let line = self.jobs[at].wait_for_lines("seat rank=", 1).pop().expect("a seat");
+        let line = self.jobs[at].wait_for_lines("place rank=", 1).pop().expect("a placement");
         field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
     }
 
@@ -267,7 +267,7 @@ fn stopped_agent_ends_workers_before_next_round() {
         let outcomes = assert_all_succeed(jobs);
         // The first round, and the one in which it is back; the others had one between the two.
         let round_counts: Vec<_> =
-            outcomes.iter().map(|outcome| outcome.lines_with("seat rank=").len()).collect();
+            outcomes.iter().map(|outcome| outcome.lines_with("place rank=").len()).collect();
         assert_eq!(round_counts, [3, 3, 2]);
         outcomes[2]
             .expect_stderr("this launcher stood still for longer than its lease")

@@ -34,7 +34,7 @@ fn assert_firewall_drops(fleet: &Fleet) {
 
 #[track_caller]
 fn master_port(outcome: &Outcome) -> u16 {
-    let line = outcome.lines_with("seat rank=").pop().expect("a seat");
+    let line = outcome.lines_with("place rank=").pop().expect("a placement");
     field(&line, "port").and_then(|port| port.parse().ok()).expect("a port")
 }
 
@@ -49,7 +49,7 @@ fn static_job_runs_behind_firewall() {
         let launch =
             launch.args([(host - 1).to_string().as_str(), "--master-addr", "th1", "--master-port", "30004"]);
         // A second round is over the same ports.
-        launch.args(RANGE).args(["--max-restarts", "1"]).worker(["seat", "sum", "rank1:attempt0:exit=3"])
+        launch.args(RANGE).args(["--max-restarts", "1"]).worker(["place", "sum", "rank1:attempt0:exit=3"])
     };
     for outcome in run(&fleet, launch) {
         assert_eq!(outcome.lines_with("world=2 total=3").len(), 2, "{outcome}");
@@ -67,11 +67,15 @@ fn worker_hosted_store_uses_port_range() {
     let Some(fleet) = firewalled_fleet() else { return };
     let launch = |_| {
         let launch = c10d(Name::Rankrun, "th1:30000", "2").args(RANGE).args(["--max-restarts", "1"]);
-        launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").worker(["seat", "env", "rank1:attempt0:exit=3"])
+        launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").worker([
+            "place",
+            "env",
+            "rank1:attempt0:exit=3",
+        ])
     };
     let mut all = Vec::new();
     for outcome in run(&fleet, launch) {
-        let lines = outcome.lines_with("seat rank=");
+        let lines = outcome.lines_with("place rank=");
         let ports: Vec<u16> = lines.iter().filter_map(|line| field(line, "port")?.parse().ok()).collect();
         assert_eq!(ports.len(), 2, "{outcome}");
         assert!(ports.iter().all(|port| (FIRST + 1..=LAST).contains(port)), "{outcome}");
@@ -93,7 +97,7 @@ fn static_job_uses_agent_store() {
     let launch = |host: usize| {
         let launch =
             static_launch(Name::Rankrun, "th1", 2, host - 1).env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
-        launch.worker(["seat", "sum", "env"])
+        launch.worker(["place", "sum", "env"])
     };
     for outcome in run(&fleet, launch) {
         outcome.expect_stdout("world=2 total=3").expect_stdout(" TORCHELASTIC_USE_AGENT_STORE=True");

@@ -16,7 +16,7 @@ fn garbage_on_store_port_does_not_disturb_job() {
     let output = team.fleet.run(0, &[&worker, "garbage=th1:29400,1000"]);
     assert_eq!(output, "garbage sent=1000\n");
     // No worker was restarted: the workers of the first round finish.
-    assert_eq!(team.job(1).wait_for_lines("seat rank=", 1).len(), 1);
+    assert_eq!(team.job(1).wait_for_lines("place rank=", 1).len(), 1);
     team.finish(&[1, 2]);
 }
 
@@ -60,9 +60,9 @@ fn run_with_malicious_state(name: Name) -> bool {
     // Without any launcher's variables it is a program like others.
     let worker = Launch::standalone(Name::Rankrun, 1).worker([&set]).run();
     worker.expect_exit_code(0);
-    let outcome = launch.worker(["seat"]).run();
+    let outcome = launch.worker(["place"]).run();
     if name != Name::Reference {
-        outcome.expect_exit_code(1).expect_stderr(KEY).expect_absent("seat rank=").expect_absent("panicked");
+        outcome.expect_exit_code(1).expect_stderr(KEY).expect_absent("place rank=").expect_absent("panicked");
     }
     path.exists()
 }
@@ -89,7 +89,7 @@ fn port_scan_before_first_join_does_not_disturb_job() {
     }
     let Some(fleet) = Fleet::start(2) else { return };
     let own =
-        |host| fleet.on(host, c10d(Name::Rankrun, super::ENDPOINT, "2").worker(["seat", "sum"])).start();
+        |host| fleet.on(host, c10d(Name::Rankrun, super::ENDPOINT, "2").worker(["place", "sum"])).start();
     let first = own(1);
     first.wait_for_line("1 of 2");
     let worker = fixture("worker").display().to_string();

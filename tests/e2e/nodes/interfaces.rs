@@ -18,7 +18,7 @@ fn assert_interface_variables(
     launch: impl Fn(usize) -> Launch,
     expected: &[&str],
 ) -> Vec<Outcome> {
-    let start = |host| fleet.on(host, launch(host).worker(["seat", "sum", "reduce=2", "env"])).start();
+    let start = |host| fleet.on(host, launch(host).worker(["place", "sum", "reduce=2", "env"])).start();
     let outcomes = assert_all_succeed([1, 2].map(start));
     for outcome in &outcomes {
         assert_eq!(interface_variables(outcome), expected, "{outcome}");
@@ -58,7 +58,7 @@ fn single_host_nodes_use_loopback_interface() {
     }
     let Some(fleet) = Fleet::start(1) else { return };
     let start = |_| {
-        let launch = c10d(Name::Rankrun, "localhost:29400", "2").worker(["seat", "sum", "reduce=2", "env"]);
+        let launch = c10d(Name::Rankrun, "localhost:29400", "2").worker(["place", "sum", "reduce=2", "env"]);
         fleet.on(1, launch).start()
     };
     for outcome in assert_all_succeed([1, 2].map(start)) {

@@ -9,11 +9,11 @@ use super::{ENDPOINT, assert_all_succeed, assert_two_nodes_succeed, c10d, static
 fn assert_refused(right: impl Fn(usize) -> Launch, wrong: impl Fn(&Gate) -> Launch, both: &[&str]) {
     let Some(fleet) = Fleet::start(3) else { return };
     let gate = Gate::closed();
-    let own = |host| fleet.on(host, right(host).worker(["seat", "sum", &gate.step()])).start();
+    let own = |host| fleet.on(host, right(host).worker(["place", "sum", &gate.step()])).start();
     let first = own(1);
     first.wait_for_line("1 of 2");
     let outcome = fleet.on(3, wrong(&gate)).run();
-    outcome.expect_exit_code(1).expect_absent("seat rank=").expect_absent("panicked");
+    outcome.expect_exit_code(1).expect_absent("place rank=").expect_absent("panicked");
     for value in both {
         outcome.expect_stderr(value);
     }
@@ -26,7 +26,7 @@ fn assert_refused(right: impl Fn(usize) -> Launch, wrong: impl Fn(&Gate) -> Laun
 fn different_nnodes_is_refused() {
     if is_rankrun() {
         let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
-        let wrong = |gate: &Gate| c10d(Name::Rankrun, ENDPOINT, "2:5").worker(["seat", "sum", &gate.step()]);
+        let wrong = |gate: &Gate| c10d(Name::Rankrun, ENDPOINT, "2:5").worker(["place", "sum", &gate.step()]);
         assert_refused(right, wrong, &["--nnodes 2`", "--nnodes 2:5`", "th1"]);
     }
 }
@@ -37,7 +37,7 @@ fn different_lease_is_refused() {
     if is_rankrun() {
         let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
         let wrong = |gate: &Gate| {
-            c10d(Name::Rankrun, ENDPOINT, "2").args(["--lease", "10"]).worker(["seat", "sum", &gate.step()])
+            c10d(Name::Rankrun, ENDPOINT, "2").args(["--lease", "10"]).worker(["place", "sum", &gate.step()])
         };
         assert_refused(right, wrong, &["--lease 5s`", "--lease 10s`", "th1"]);
     }
@@ -47,7 +47,7 @@ fn different_lease_is_refused() {
 fn different_entrypoint_is_refused() {
     if is_rankrun() {
         let right = |_| c10d(Name::Rankrun, ENDPOINT, "2");
-        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").shell("echo seat rank=");
+        let wrong = |_: &Gate| c10d(Name::Rankrun, ENDPOINT, "2").shell("echo place rank=");
         assert_refused(right, wrong, &["`worker`", "`sh`", "th1"]);
     }
 }
@@ -58,7 +58,7 @@ fn taken_node_rank_is_refused() {
     if is_rankrun() {
         let right = |host| static_launch(Name::Rankrun, "th1", 2, host - 1);
         let wrong =
-            |gate: &Gate| static_launch(Name::Rankrun, "th1", 2, 0).worker(["seat", "sum", &gate.step()]);
+            |gate: &Gate| static_launch(Name::Rankrun, "th1", 2, 0).worker(["place", "sum", &gate.step()]);
         // Node rank 0 would have to host the store on th1, where host 3 is not: it finds the store of host 1.
         assert_refused(right, wrong, &["node rank", "0", "th1"]);
     }
@@ -74,7 +74,7 @@ fn static_nodes_with_wrong_nnodes_end_and_host_continues() {
     let Some(fleet) = Fleet::start(2) else { return };
     for _ in 0..tries {
         let own = |host, nodes, rank| {
-            fleet.on(host, static_launch(Name::Rankrun, "th1", nodes, rank).worker(["seat", "sum"]))
+            fleet.on(host, static_launch(Name::Rankrun, "th1", nodes, rank).worker(["place", "sum"]))
         };
         let wrong = [(3, 1), (3, 2), (4, 1), (4, 3)].map(|(nodes, rank)| own(1, nodes, rank).start());
         let host = own(1, 2, 0).start();
@@ -83,7 +83,7 @@ fn static_nodes_with_wrong_nnodes_end_and_host_continues() {
                 .expect_exit_code(1)
                 .expect_stderr("--nnodes 2`")
                 .expect_stderr("th1")
-                .expect_absent("seat rank=");
+                .expect_absent("place rank=");
         }
         for outcome in assert_all_succeed([host, own(2, 2, 1).start()]) {
             outcome.expect_stdout("world=2 total=3");
@@ -107,7 +107,7 @@ fn different_max_restarts_is_reported_on_every_node() {
         let Some(fleet) = Fleet::start(2) else { return };
         let start = |host: usize| {
             let launch = together(host).args(["--max-restarts", &host.to_string()]);
-            fleet.on(host, launch.worker(["seat", "sum"])).start()
+            fleet.on(host, launch.worker(["place", "sum"])).start()
         };
         let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());
         for (outcome, own, other, host) in [(&outcomes[0], 1, 2, "th2"), (&outcomes[1], 2, 1, "th1")] {
@@ -128,7 +128,7 @@ fn duplicate_node_rank_is_refused() {
     let own = |host, rank| {
         fleet.on(
             host,
-            static_launch(Name::Rankrun, "th1", 3, rank).args(["--rdzv-conf", "timeout=8"]).worker(["seat"]),
+            static_launch(Name::Rankrun, "th1", 3, rank).args(["--rdzv-conf", "timeout=8"]).worker(["place"]),
         )
     };
     let master = own(1, 0).start();
@@ -141,7 +141,7 @@ fn duplicate_node_rank_is_refused() {
     });
     assert_eq!(refused.count(), 1, "{}\n{}", outcomes[0], outcomes[1]);
     outcomes.iter().for_each(|outcome| {
-        outcome.expect_exit_code(1).expect_absent("seat rank=");
+        outcome.expect_exit_code(1).expect_absent("place rank=");
     });
     master.wait().expect_exit_code(1);
     fleet.is_empty();
@@ -156,13 +156,13 @@ fn invalid_endpoint_host_is_refused() {
     for name in Name::both() {
         for host in ["th1:29400", "256.0.0.1", "255.255.255.255", "[ff02::1]", "[fe80::1]"] {
             let endpoint = format!("{host}:29400");
-            let launch = c10d(*name, &endpoint, "2").worker(["seat"]);
+            let launch = c10d(*name, &endpoint, "2").worker(["place"]);
             launch
                 .run()
                 .expect_exit_code(1)
                 .expect_stderr(&format!("`--rdzv-endpoint` is `{endpoint}`, whose host"))
                 .expect_stderr("hint: ");
-            let launch = static_launch(*name, host, 2, 1).worker(["seat"]);
+            let launch = static_launch(*name, host, 2, 1).worker(["place"]);
             launch.run().expect_exit_code(1).expect_stderr(&format!("`--master-addr` is `{host}`"));
         }
     }
@@ -177,13 +177,13 @@ fn unresolvable_host_error_names_its_option() {
     for name in Name::both() {
         let launch =
             Launch::new(*name).args(["--nnodes", "2", "--node-rank", "1", "--rdzv-conf", "timeout=1"]);
-        let launch = launch.env("PET_MASTER_ADDR", "nope").worker(["seat"]);
+        let launch = launch.env("PET_MASTER_ADDR", "nope").worker(["place"]);
         let outcome = fleet.on(1, launch).run();
         outcome
             .expect_exit_code(1)
             .expect_stderr("cannot find the host `nope`, which `PET_MASTER_ADDR` names (tried for 1s)");
         let launch = Launch::new(*name).args(["--master-port", "29400", "--master-addr", "nope"]);
-        let outcome = fleet.on(1, launch.worker(["seat"])).run();
+        let outcome = fleet.on(1, launch.worker(["place"])).run();
         outcome
             .expect_exit_code(1)
             .expect_stderr("cannot find an address of this machine for `nope`, which `--master-addr` names");

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use super::{ENDPOINT, assert_all_succeed, c10d, static_launch};
 
 /// Steps of each worker before the gate; the worker that waits for its turn at the store shows that the store answers.
-const STEPS: [&str; 2] = ["seat", "sum"];
+const STEPS: [&str; 2] = ["place", "sum"];
 
 /// Two hosts with this round trip between them: every packet waits for half of it where it arrives.
 #[track_caller]
@@ -21,7 +21,7 @@ fn hosts_apart(round_trip: Duration) -> Option<Fleet> {
 /// Kills the newest worker of a job.
 #[track_caller]
 fn kill_worker(job: &Job) {
-    let line = job.wait_for_lines("seat rank=", 1).pop().expect("a worker sat");
+    let line = job.wait_for_lines("place rank=", 1).pop().expect("a worker sat");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid");
     Process::open(pid).expect("the worker lives").signal(Signal::SIGKILL);
 }
@@ -41,7 +41,7 @@ fn meet_and_restart(round_trip: Duration, agent: impl Fn(usize) -> harness::Laun
     gate.open(2);
     for outcome in assert_all_succeed(jobs) {
         // A node that was taken for lost would have started its workers once more.
-        assert_eq!(outcome.expect_stdout("finished").lines_with("seat rank=").len(), 2, "{outcome}");
+        assert_eq!(outcome.expect_stdout("finished").lines_with("place rank=").len(), 2, "{outcome}");
     }
     fleet.is_empty();
 }
@@ -97,7 +97,7 @@ fn node_500_ms_away_rejoins_after_partition() {
         fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "1:2").worker(steps)).start()
     });
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
-    let line = jobs[1].wait_for_line("seat rank=");
+    let line = jobs[1].wait_for_line("place rank=");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid");
     let worker = Process::open(pid).expect("the worker lives");
     fleet.disconnect(2);
@@ -124,7 +124,7 @@ fn silent_store_error_names_applied_timeout() {
     for lease in ["5", "60"] {
         let launch =
             c10d(Name::Rankrun, &format!("{}:29400", Fleet::address(1)), "2").args(["--lease", lease]);
-        let launch = launch.args(["--rdzv-conf", "read_timeout=4"]).worker(["seat"]);
+        let launch = launch.args(["--rdzv-conf", "read_timeout=4"]).worker(["place"]);
         let outcome = fleet.on(2, launch).run();
         outcome
             .expect_exit_code(1)

@@ -35,7 +35,7 @@ fn start_failure_on_one_node_is_the_cause_on_every_node() {
             if host == bad {
                 launch.args(["--no-python", &program])
             } else {
-                launch.worker(["seat", "forever"])
+                launch.worker(["place", "forever"])
             }
         });
         let cause = format!("cannot start rank {}: `{program}`", bad - 1);
@@ -61,7 +61,7 @@ fn store_host_without_free_port_is_the_cause_on_every_node() {
     let Some(fleet) = Fleet::start(3) else { return };
     let outcomes = run(&fleet, |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "3").args(["--node-rank", &host.to_string()]);
-        launch.args(["--port-range", "29400-29400"]).worker(["seat"])
+        launch.args(["--port-range", "29400-29400"]).worker(["place"])
     });
     let cause = "every port from `29400` to `29400` is in use";
     outcomes[0].expect_stderr(cause);
@@ -77,7 +77,7 @@ fn empty_rdzv_id_of_several_nodes_is_refused() {
         return;
     }
     for name in Name::both() {
-        let launch = c10d(*name, ENDPOINT, "2").args(["--rdzv-id="]).worker(["seat"]);
+        let launch = c10d(*name, ENDPOINT, "2").args(["--rdzv-id="]).worker(["place"]);
         let cause = "`--rdzv-id` is empty, and each of 2 nodes would make up a run id that no other node has";
         launch
             .run()

@@ -26,7 +26,7 @@ fn two_on_one_host_at(
     let gate = Gate::closed();
     let jobs = [0, 1].map(|node_rank| {
         let launch = launch(&format!("{host}:29400"), node_rank);
-        fleet.on(1, launch.worker(["seat", "sum", &gate.step(), "reduce=2"])).start()
+        fleet.on(1, launch.worker(["place", "sum", &gate.step(), "reduce=2"])).start()
     });
     for job in &jobs {
         job.wait_for_line("world=2 total=3");
@@ -35,7 +35,7 @@ fn two_on_one_host_at(
     gate.open(2);
     let outcomes = assert_all_succeed(jobs);
     fleet.is_empty();
-    let line = outcomes[0].lines_with("seat rank=").pop().expect("a worker sat");
+    let line = outcomes[0].lines_with("place rank=").pop().expect("a worker sat");
     let master = field(&line, "addr").map(str::to_owned).expect("an address");
     (listening, master)
 }
@@ -86,7 +86,7 @@ fn loopback_endpoint_stores_listen_on_loopback_only() {
 fn listening_of_two(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<String> {
     let gate = Gate::closed();
     let jobs = [1, 2].map(|host| {
-        let launch = launch(host).worker(["seat", "sum", &gate.step(), "reduce=2"]);
+        let launch = launch(host).worker(["place", "sum", &gate.step(), "reduce=2"]);
         fleet.on(host, launch).start()
     });
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));

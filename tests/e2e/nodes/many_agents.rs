@@ -35,12 +35,12 @@ fn run_agents(agents: u32) -> Times {
         let launch = Launch::new(Name::Rankrun).args(["--nnodes", &agents.to_string(), "--rdzv-id", "job"]);
         let launch = launch.args(["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint]);
         // One processor for dozens of agents may leave one without its turn for seconds.
-        launch.args(["--lease", "60"]).limit(Duration::from_secs(300)).worker(["seat", "sum"])
+        launch.args(["--lease", "60"]).limit(Duration::from_secs(300)).worker(["place", "sum"])
     };
     let began = Instant::now();
     let jobs: Vec<_> = (0..agents).map(|_| launch().start()).collect();
     for job in &jobs {
-        job.wait_for_line("seat rank=");
+        job.wait_for_line("place rank=");
     }
     let begun = began.elapsed();
     let outcomes = assert_all_succeed(jobs);
@@ -49,7 +49,7 @@ fn run_agents(agents: u32) -> Times {
     for outcome in &outcomes {
         outcome.expect_stdout(&format!("world={agents} total={total}"));
     }
-    let placements: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank=")).collect();
+    let placements: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.lines_with("place rank=")).collect();
     let of = |line: &str, key| field(line, key).unwrap_or_default().to_owned();
     let mut ranks: Vec<u32> = placements.iter().filter_map(|line| of(line, "rank").parse().ok()).collect();
     ranks.sort_unstable();

@@ -36,7 +36,7 @@ fn killed_agent_and_guard_are_detected_by_closed_connections() {
     let gate = Gate::closed();
     let own = |host| {
         let launch =
-            c10d(Name::Rankrun, ENDPOINT, "1:2").args(NO_LEASE).worker(["seat", "sum", &gate.step()]);
+            c10d(Name::Rankrun, ENDPOINT, "1:2").args(NO_LEASE).worker(["place", "sum", &gate.step()]);
         fleet.on(host, launch).start()
     };
     let (stays, dies) = (own(1), own(2));
@@ -75,7 +75,7 @@ fn ranks_are_kept_and_replacement_gets_free_rank() {
     }
     let Some(mut team) = Team::start(3, "3", &[]) else { return };
     let placement_of = |team: &Team, host: usize| {
-        let line = team.job(host).wait_for_lines("seat rank=", 1).pop().expect("a seat");
+        let line = team.job(host).wait_for_lines("place rank=", 1).pop().expect("a placement");
         field(&line, "rank").map(str::to_owned).expect("a rank")
     };
     let before = [1, 2, 3].map(|host| placement_of(&team, host));
@@ -108,9 +108,9 @@ fn spare_node_replaces_lost_node() {
         return;
     }
     let Some(mut team) = Team::start(2, "2", &[]) else { return };
-    // A third host, for which the job has no seat: it is a spare until host 2 is lost.
+    // A third host, for which the job has no place: it is a spare until host 2 is lost.
     let spare = c10d(Name::Rankrun, ENDPOINT, "2").args(["--lease", super::LEASE]);
-    let steps = ["seat", "reduce=3", "sum", &team.gate.step(), "reduce=3", "print=finished"];
+    let steps = ["place", "reduce=3", "sum", &team.gate.step(), "reduce=3", "print=finished"];
     let spare = team.fleet.on(0, spare.worker(steps)).start();
     spare.wait_for_line("spare");
     team.fleet.crash(2);
@@ -133,7 +133,7 @@ fn dead_static_node_is_replaced() {
     let gate = Gate::closed();
     let own = |host, rank| {
         let launch = static_launch(Name::Rankrun, "th1", 2, rank).args(["--lease", super::LEASE]);
-        fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
+        fleet.on(host, launch.worker(["place", "sum", &gate.step()])).start()
     };
     let (stays, dies) = (own(1, 0), own(2, 1));
     dies.wait_for_line("world=2 total=3");
@@ -148,7 +148,7 @@ fn dead_static_node_is_replaced() {
     fleet.is_empty();
 }
 
-/// The lease is longer than the test: that the agent is dead is known as soon as it is, and its seat is free.
+/// The lease is longer than the test: the death of the agent is noticed at once, and its place is free.
 #[test]
 fn killed_static_agent_is_replaced_at_once() {
     if !is_rankrun() {
@@ -158,7 +158,7 @@ fn killed_static_agent_is_replaced_at_once() {
     let gate = Gate::closed();
     let own = |host: usize| {
         let launch = static_launch(Name::Rankrun, "th1", 2, host - 1).args(["--lease", "10m"]);
-        fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
+        fleet.on(host, launch.worker(["place", "sum", &gate.step()])).start()
     };
     let (stays, dies) = (own(1), own(2));
     dies.wait_for_line("world=2 total=3");
@@ -183,7 +183,7 @@ fn rank_0_moves_without_moving_store() {
     let Some(fleet) = Fleet::start(3) else { return };
     let gate = Gate::closed();
     let start = |host| {
-        let launch = c10d(Name::Rankrun, "th3:29400", "2:3").worker(["seat", "sum", &gate.step()]);
+        let launch = c10d(Name::Rankrun, "th3:29400", "2:3").worker(["place", "sum", &gate.step()]);
         fleet.on(host, launch).start()
     };
     let jobs = [1, 2, 3].map(start);

@@ -1,6 +1,6 @@
 //! Jobs of several hosts, each with its own network, name and loopback.
 //!
-//! Workers say where they sit (`seat`), add up their ranks on the workers' store (`sum`: what an earlier round has left
+//! Workers print their placement (`place`), add up their ranks on the workers' store (`sum`: what an earlier round has left
 //! there is an error) and over connections of their own (`reduce`), and wait for the test at a gate.
 
 mod addresses;
@@ -52,7 +52,7 @@ pub(crate) fn static_launch(name: Name, master: &str, nodes: usize, node_rank: u
 
 /// `rank of world, node of nodes` of each worker of these jobs, sorted.
 pub(crate) fn placements_of(outcomes: &[Outcome]) -> Vec<String> {
-    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
+    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("place rank="));
     let mut placements: Vec<_> = lines
         .map(|line| {
             let of = |key| field(&line, key).unwrap_or("?").to_owned();
@@ -118,7 +118,7 @@ impl Team {
     #[track_caller]
     fn start_agent(&mut self, host: usize) {
         let launch = c10d(Name::Rankrun, ENDPOINT, &self.nodes).args(["--lease", LEASE]);
-        let steps = ["seat", "reduce=3", "sum", &self.gate.step(), "reduce=3", "print=finished"];
+        let steps = ["place", "reduce=3", "sum", &self.gate.step(), "reduce=3", "print=finished"];
         let launch = launch.args(self.options.clone()).worker(steps);
         self.jobs[host] = Some(self.fleet.on(host, launch).start());
     }
@@ -145,7 +145,7 @@ impl Team {
     /// The pid of the newest worker of a host.
     #[track_caller]
     fn worker_pid(&self, host: usize) -> i32 {
-        let lines = self.job(host).wait_for_lines("seat rank=", 1);
+        let lines = self.job(host).wait_for_lines("place rank=", 1);
         let pid = lines.last().and_then(|line| field(line, "pid"));
         pid.and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
     }

@@ -16,7 +16,7 @@ fn assert_continues_without_host_3(from: usize, to: usize) {
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2:3");
         let launch = launch.args(["--max-restarts", "0", "--lease", super::LEASE]);
-        fleet.on(host, launch.worker(["seat", "sum", "reduce=4000000000"])).start()
+        fleet.on(host, launch.worker(["place", "sum", "reduce=4000000000"])).start()
     };
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=3 total=6")));

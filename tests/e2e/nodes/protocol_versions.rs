@@ -26,7 +26,7 @@ fn replace_in_store(fleet: &Fleet, agents: &str, from: &str, to: &str) {
 
 #[track_caller]
 fn assert_refused(outcome: &Outcome) {
-    outcome.expect_exit_code(1).expect_absent("seat rank=").expect_absent("panicked");
+    outcome.expect_exit_code(1).expect_absent("place rank=").expect_absent("panicked");
     outcome.expect_stderr(&format!("rankrun {VERSION} (protocol {PROTOCOL})"));
     outcome.expect_stderr("9.9.9 (protocol 99)").expect_stderr("the same version of rankrun");
 }
@@ -43,14 +43,14 @@ fn joining_agent_of_other_protocol_is_refused() {
         &own_version_prefix(),
         OTHER_VERSION,
     );
-    let newcomer = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", LEASE]).worker(["seat"]);
+    let newcomer = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", LEASE]).worker(["place"]);
     assert_refused(&team.fleet.on(0, newcomer).run());
     team.gate.open(2);
     for host in [1, 2] {
         let outcome = team.take_job(host).wait();
         outcome.expect_exit_code(0).expect_stdout("finished").expect_absent("panicked");
         // The first generation of workers is the last.
-        assert_eq!(outcome.lines_with("seat rank=").len(), 1, "{outcome}");
+        assert_eq!(outcome.lines_with("place rank=").len(), 1, "{outcome}");
     }
     team.wait_for_all();
 }
@@ -65,7 +65,7 @@ fn static_node_of_other_protocol_is_refused() {
     let gate = Gate::closed();
     let own = |host| {
         let launch = static_launch(Name::Rankrun, "th1", 2, host - 1);
-        fleet.on(host, launch.worker(["seat", "sum", &gate.step()]))
+        fleet.on(host, launch.worker(["place", "sum", &gate.step()]))
     };
     let first = own(1).start();
     first.wait_for_line("1 of 2");
@@ -77,7 +77,7 @@ fn static_node_of_other_protocol_is_refused() {
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
     gate.open(2);
     for outcome in assert_all_succeed(jobs) {
-        assert_eq!(outcome.lines_with("seat rank=").len(), 1, "{outcome}");
+        assert_eq!(outcome.lines_with("place rank=").len(), 1, "{outcome}");
     }
     fleet.is_empty();
 }

@@ -10,7 +10,7 @@ const RULES: &str = "exit=5:succeed,exit=6:requeue,exit=9:no-requeue";
 #[track_caller]
 fn assert_ends_by_rule(own: impl Fn(usize) -> Launch, code: i32, (status, what, action): (i32, &str, &str)) {
     let Some(fleet) = Fleet::start(3) else { return };
-    let steps = ["seat", "sum", &format!("rank1:exit={code}"), "forever"];
+    let steps = ["place", "sum", &format!("rank1:exit={code}"), "forever"];
     let start = |host| {
         let launch = own(host).env("RANKRUN_RESTART_RULES", RULES).args(["--max-restarts", "1"]);
         fleet.on(host, launch.worker(steps)).start()

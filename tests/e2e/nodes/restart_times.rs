@@ -11,13 +11,13 @@ use super::{ENDPOINT, assert_all_succeed, c10d};
 /// Kills a worker of the first agent, and gives the time until every agent has its workers again.
 #[track_caller]
 fn time_restart(jobs: &[Job], workers: usize, attempts: usize) -> Duration {
-    let lines = jobs[0].wait_for_lines("seat rank=", workers * attempts);
+    let lines = jobs[0].wait_for_lines("place rank=", workers * attempts);
     let pid = lines.last().and_then(|line| field(line, "pid")?.parse().ok()).expect("a pid");
     let worker = Process::open(pid).expect("the worker lives");
     let began = Instant::now();
     worker.signal(Signal::SIGKILL);
     for job in jobs {
-        job.wait_for_lines("seat rank=", workers * (attempts + 1));
+        job.wait_for_lines("place rank=", workers * (attempts + 1));
     }
     began.elapsed()
 }
@@ -32,10 +32,10 @@ fn median(mut times: Vec<Duration>) -> Duration {
 fn median_restart_time(launches: impl IntoIterator<Item = Launch>, workers: usize, times: usize) -> Duration {
     let gate = Gate::closed();
     let start =
-        |launch: Launch| launch.args(["--max-restarts", "100"]).worker(["seat", &gate.step()]).start();
+        |launch: Launch| launch.args(["--max-restarts", "100"]).worker(["place", &gate.step()]).start();
     let jobs: Vec<_> = launches.into_iter().map(start).collect();
     for job in &jobs {
-        job.wait_for_lines("seat rank=", workers);
+        job.wait_for_lines("place rank=", workers);
     }
     let all = (1..=times).map(|attempt| time_restart(&jobs, workers, attempt)).collect();
     gate.open(jobs.len() * workers);
@@ -74,7 +74,7 @@ fn join_time_of_new_agent() {
     let Some(fleet) = Fleet::start(2) else { return };
     let gate = Gate::closed();
     let own = |host| {
-        let launch = c10d(Name::Rankrun, ENDPOINT, "1:2").worker(["seat", "sum", &gate.step()]);
+        let launch = c10d(Name::Rankrun, ENDPOINT, "1:2").worker(["place", "sum", &gate.step()]);
         fleet.on(host, launch).start()
     };
     let first = own(1);
@@ -84,7 +84,7 @@ fn join_time_of_new_agent() {
     for join in 1..=joins {
         let began = Instant::now();
         let second = own(2);
-        second.wait_for_line("seat rank=");
+        second.wait_for_line("place rank=");
         all.push(began.elapsed());
         second.wait_for_line("world=2 total=3");
         second.signal(Signal::SIGTERM);

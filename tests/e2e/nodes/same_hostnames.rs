@@ -29,10 +29,10 @@ fn failed_worker_on_same_named_hosts_is_named_by_address() {
     for together in rendezvous_launches() {
         let Some(fleet) = hosts_of_one_name(2) else { return };
         let start = |host: usize, steps: &[&str]| fleet.on(host, together(2, host).worker(steps)).start();
-        let first = start(1, &["seat", "sum", "forever"]);
+        let first = start(1, &["place", "sum", "forever"]);
         let line = first.wait_for_line("1 of 2 is here: ");
         assert!(line.contains("vm") && line.contains("198.18.0.11"), "{line}");
-        let second = start(2, &["seat", "sum", "exit=3"]);
+        let second = start(2, &["place", "sum", "exit=3"]);
         let first_failure = "rank 1 (local rank 0) on node 1 (vm, 198.18.0.12) failed first: exit code 3";
         let row = "  node      1, vm, 198.18.0.12";
         for outcome in [first.wait(), second.wait()] {
@@ -50,13 +50,13 @@ fn lost_node_on_same_named_hosts_is_named_by_address() {
     let Some(fleet) = hosts_of_one_name(3) else { return };
     let start = |host: usize| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
-        fleet.on(host, launch.worker(["seat", "sum", "forever"])).start()
+        fleet.on(host, launch.worker(["place", "sum", "forever"])).start()
     };
     let mut jobs: Vec<_> = fleet.hosts().map(start).collect();
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=3 total=6")));
     let lost = jobs.pop().expect("three jobs");
     let rank = lost
-        .wait_for_lines("seat rank=", 1)
+        .wait_for_lines("place rank=", 1)
         .pop()
         .and_then(|line| harness::field(&line, "node").map(str::to_owned));
     let rank = rank.expect("a worker says its node");

@@ -59,7 +59,7 @@ fn assert_reason_for_each_rendezvous(answer: fn(TcpStream), reason: &str, has_po
         return;
     }
     for (client, port_option) in MEETINGS {
-        let launch = client(start_server(answer)).args(["--join-timeout", "6s"]).worker(["seat"]);
+        let launch = client(start_server(answer)).args(["--join-timeout", "6s"]).worker(["place"]);
         assert_reason_reported(launch.start(), reason, if has_port_advice { port_option } else { "" });
     }
 }
@@ -106,7 +106,7 @@ fn http_server_at_one_of_two_addresses_is_named() {
     };
     let endpoint = format!("localhost:{}", start_server(answer));
     let launch = Launch::new(Name::Rankrun).args(["--nnodes", "2", "--rdzv-backend", "c10d"]);
-    let launch = launch.args(["--rdzv-endpoint", &endpoint, "--join-timeout", "6s"]).worker(["seat"]);
+    let launch = launch.args(["--rdzv-endpoint", &endpoint, "--join-timeout", "6s"]).worker(["place"]);
     let job = launch.start();
     let line = job.wait_for_line("waiting for the rendezvous store at ");
     let owner = format!("(pid {}), an HTTP server (`HTTP/1.0 200 OK`)", std::process::id());
@@ -138,7 +138,7 @@ fn endless_escape_sequences_at_endpoint_do_not_reach_the_terminal() {
     if !is_rankrun() {
         return;
     }
-    let launch = client_of_static(start_server(answer)).args(["--join-timeout", "6s"]).worker(["seat"]);
+    let launch = client_of_static(start_server(answer)).args(["--join-timeout", "6s"]).worker(["place"]);
     let outcome = launch.run();
     outcome.expect_exit_code(1).expect_stderr("which does not speak the store's protocol");
     assert!(!outcome.stderr_bytes().contains(&0x1b), "{outcome}");
@@ -169,12 +169,12 @@ fn closed_port_is_reported_and_late_store_host_is_found() {
     let host_of_static: Client = |port| static_node(port, 0);
     for ((client, _), host) in MEETINGS.into_iter().zip([host_of_c10d, host_of_static]) {
         let port = free_port();
-        let first = client(port).args(["--join-timeout", "60s"]).worker(["seat", "sum"]).start();
+        let first = client(port).args(["--join-timeout", "60s"]).worker(["place", "sum"]).start();
         let line = first.wait_for_line("waiting for the rendezvous store at ");
         assert!(line.contains("nothing listens there yet; ") && line.contains("s left"), "{line}");
-        let second = host(port).worker(["seat", "sum"]).start();
+        let second = host(port).worker(["place", "sum"]).start();
         assert_all_succeed([first, second]);
-        let launch = client(port).args(["--join-timeout", "4s"]).worker(["seat"]);
+        let launch = client(port).args(["--join-timeout", "4s"]).worker(["place"]);
         assert_reason_reported(
             launch.start(),
             "nothing listens there",
@@ -190,7 +190,7 @@ fn short_join_timeout_on_closed_port_does_not_name_firewall() {
         return;
     }
     for (client, _) in MEETINGS {
-        let outcome = client(free_port()).args(["--join-timeout", "0.5"]).worker(["seat"]).run();
+        let outcome = client(free_port()).args(["--join-timeout", "0.5"]).worker(["place"]).run();
         outcome.expect_exit_code(1).expect_stderr("` within 500ms\n").expect_absent("firewall");
         let error = outcome.stderr();
         let causes = ["nothing listens there\n", "the first try had not ended"];
@@ -208,7 +208,7 @@ fn unresolvable_endpoint_is_reported_during_wait() {
         static_launch(Name::Rankrun, "no-such-host.invalid", 2, 1).args(["--rdzv-conf", "timeout=4"]),
     ];
     for launch in launches {
-        let job = launch.worker(["seat"]).start();
+        let job = launch.worker(["place"]).start();
         let line = job.wait_for_line("waiting for the rendezvous store at ");
         assert!(line.contains("no address is known for the host `no-such-host.invalid` ("), "{line}");
         job.wait()
@@ -238,7 +238,7 @@ fn network_failure_to_endpoint_is_reported() {
             c10d(Name::Rankrun, &format!("{host}:29400"), "2").args(["--rdzv-conf", "read_timeout=15"]),
             static_launch(Name::Rankrun, host, 2, 1).args(["--rdzv-conf", "timeout=15"]),
         ];
-        launches.map(|launch| (fleet.on(2, launch.worker(["seat"])).start(), host, reason))
+        launches.map(|launch| (fleet.on(2, launch.worker(["place"])).start(), host, reason))
     };
     for (job, host, reason) in ends.into_iter().flat_map(start).collect::<Vec<_>>() {
         // An address that no machine has is silent at first.
@@ -259,12 +259,12 @@ fn changed_reason_is_reported_again() {
         return;
     }
     let Some(fleet) = Fleet::start(2) else { return };
-    let job = fleet.on(2, c10d(Name::Rankrun, ENDPOINT, "2").worker(["seat"])).start();
+    let job = fleet.on(2, c10d(Name::Rankrun, ENDPOINT, "2").worker(["place"])).start();
     job.wait_for_line("nothing listens there yet");
     fleet.allow_only_ports(1, 1, 2);
     job.wait_for_line("a firewall drops the packets");
     fleet.shell(1, "nft delete table inet wall");
-    let host = fleet.on(1, c10d(Name::Rankrun, ENDPOINT, "2").worker(["seat"])).start();
+    let host = fleet.on(1, c10d(Name::Rankrun, ENDPOINT, "2").worker(["place"])).start();
     for outcome in assert_all_succeed([job, host]) {
         assert!(outcome.lines_with("nothing listens there yet").len() <= 1, "{outcome}");
     }
@@ -278,17 +278,17 @@ fn second_launcher_with_node_rank_0_error_names_first() {
     }
     let (scratch, port) = (Scratch::new(), TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()));
     let (gate, port) = (Gate::new(&scratch, "gate"), port.expect("a port").port());
-    let steps = ["seat", "sum", &gate.step()];
+    let steps = ["place", "sum", &gate.step()];
     let jobs = [0, 1].map(|rank| static_node(port, rank).worker(steps).start());
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
-    let outcome = static_node(port, 0).worker(["seat"]).run();
+    let outcome = static_node(port, 0).worker(["place"]).run();
     let message = "another launcher with node rank 0 already hosts this job";
     outcome
         .expect_exit_code(1)
         .expect_stderr(message)
         .expect_stderr(&format!("port {port}"))
         .expect_stderr("`--node-rank` of its own");
-    let other = static_node(port, 0).args(["--rdzv-id", "other"]).worker(["seat"]).run();
+    let other = static_node(port, 0).args(["--rdzv-id", "other"]).worker(["place"]).run();
     other.expect_exit_code(1).expect_absent("already hosts this job").expect_stderr("listens on this port");
     gate.open(2);
     assert_all_succeed(jobs);
@@ -307,7 +307,7 @@ fn port_held_by_other_program_error_names_pid() {
         client_of_c10d(port).args(["--rdzv-conf", "is_host=1"]),
         one_node.args([port.to_string()]),
     ] {
-        let outcome = launch.worker(["seat"]).run();
+        let outcome = launch.worker(["place"]).run();
         outcome
             .expect_exit_code(1)
             .expect_stderr("cannot listen on")
@@ -327,7 +327,7 @@ fn store_wait_under_torchrun_name_is_limited_by_read_timeout() {
     let launch =
         Launch::new(Name::Torchrun).args(["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job"]);
     let launch = launch.args(["--rdzv-endpoint", &format!("127.0.0.1:{port}"), "--rdzv-conf", conf]);
-    let outcome = launch.worker(["seat"]).run();
+    let outcome = launch.worker(["place"]).run();
     outcome
         .expect_exit_code(1)
         .expect_stderr("nothing listens there yet; ")

@@ -24,7 +24,7 @@ fn run_two_rounds(mix: &Mix) {
         let launch = launch.args(["--rdzv-endpoint", &endpoint, "--rdzv-conf", TIMES, "--max-restarts", "2"]);
         // Ranks follow the addresses as text.
         let launch = launch.args(["--local-addr", &Fleet::address(host)]);
-        fleet.on(host, launch.worker(["seat", "sum", &first])).start()
+        fleet.on(host, launch.worker(["place", "sum", &first])).start()
     };
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
     let outcomes = assert_all_succeed(jobs);
@@ -55,7 +55,7 @@ fn join_second_node(kinds: [Name; 2]) {
     let gate = Gate::closed();
     let start = |host: usize| {
         let launch = c10d(kinds[host - 1], ENDPOINT, "1:2").args(["--local-addr", &Fleet::address(host)]);
-        fleet.on(host, launch.worker(["seat", "sum", &gate.step()])).start()
+        fleet.on(host, launch.worker(["place", "sum", &gate.step()])).start()
     };
     let first = start(1);
     first.wait_for_line("world=1 total=1");

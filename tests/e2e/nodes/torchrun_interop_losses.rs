@@ -37,7 +37,7 @@ impl Mixed<'_> {
         let launch = launch.args(["--rdzv-conf", self.times, "--local-addr", &Fleet::address(host)]);
         let launch = launch.env("TORCH_LOGS", "+torch.distributed.elastic.rendezvous.dynamic_rendezvous");
         let launch = launch.limit(Duration::from_secs(120));
-        self.fleet.on(host, launch.worker(["seat", "sum", &self.gate.step()])).start()
+        self.fleet.on(host, launch.worker(["place", "sum", &self.gate.step()])).start()
     }
 }
 
@@ -79,7 +79,7 @@ fn kill_torchrun_agent(kinds: &[Name], store: usize, times: &str) {
     }
     gate.open(world - 1);
     for outcome in assert_all_succeed(jobs) {
-        assert_eq!(outcome.lines_with("seat rank=").len(), 2, "{outcome}");
+        assert_eq!(outcome.lines_with("place rank=").len(), 2, "{outcome}");
     }
     fleet.is_empty();
 }
@@ -131,9 +131,9 @@ fn replace_with_spare(members: &[Name], spare: Name) {
         print_notice(&format!("a spare {spare:?} takes over from the last of {members:?} after {took:?}"));
     }
     gate.open(world);
-    assert_eq!(assert_all_succeed([waits])[0].lines_with("seat rank=").len(), 1);
+    assert_eq!(assert_all_succeed([waits])[0].lines_with("place rank=").len(), 1);
     for outcome in assert_all_succeed(jobs) {
-        assert_eq!(outcome.lines_with("seat rank=").len(), 2, "{outcome}");
+        assert_eq!(outcome.lines_with("place rank=").len(), 2, "{outcome}");
     }
     fleet.is_empty();
 }

@@ -10,7 +10,7 @@ fn wait_message_names_joined_nodes() {
         return;
     }
     let Some(fleet) = Fleet::start(3) else { return };
-    let own = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "3").worker(["seat"])).start();
+    let own = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "3").worker(["place"])).start();
     let jobs = [own(1), own(2)];
     for job in &jobs {
         let line = job.wait_for_line("2 of 3");
@@ -29,7 +29,7 @@ fn wait_message_names_missing_node_rank() {
     }
     let Some(fleet) = Fleet::start(3) else { return };
     let own =
-        |host| fleet.on(host, static_launch(Name::Rankrun, "th1", 3, host - 1).worker(["seat"])).start();
+        |host| fleet.on(host, static_launch(Name::Rankrun, "th1", 3, host - 1).worker(["place"])).start();
     let jobs = [own(1), own(3)];
     let line = jobs[0].wait_for_line("2 of 3");
     assert!(line.contains("node 1 is missing"), "{line}");
@@ -52,7 +52,7 @@ fn grace_longer_than_join_timeout_does_not_end_job() {
         let launch = c10d(Name::Rankrun, ENDPOINT, "3").args(["--rdzv-conf", "join_timeout=5"]);
         let launch = launch.args(["--grace", "8s", "--max-restarts", "1"]);
         let ignores_sigterm = (host < 3).then_some("deaf");
-        let steps = ignores_sigterm.into_iter().chain(["seat", "sum", &first, "print=finished"]);
+        let steps = ignores_sigterm.into_iter().chain(["place", "sum", &first, "print=finished"]);
         fleet.on(host, launch.worker(steps)).start()
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
@@ -80,7 +80,7 @@ fn join_timeout_error_names_joined_nodes() {
     let Some(fleet) = Fleet::start(1) else { return };
     for name in Name::both() {
         let launch = c10d(*name, ENDPOINT, "2").args(["--rdzv-conf", "join_timeout=3"]);
-        let outcome = fleet.on(1, launch.worker(["seat"])).run();
+        let outcome = fleet.on(1, launch.worker(["place"])).run();
         outcome.expect_exit_code(1).expect_stderr("1 of 2").expect_absent("panicked");
     }
     fleet.is_empty();

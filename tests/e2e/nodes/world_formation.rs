@@ -15,9 +15,9 @@ fn run_for_each_launcher(run: impl Fn(Name) + Sync) {
     });
 }
 
-const STEPS: [&str; 3] = ["seat", "sum", "reduce=2"];
+const STEPS: [&str; 3] = ["place", "sum", "reduce=2"];
 
-/// Starts these launches on hosts 1, 2, …; gives the seats.
+/// Starts these launches on hosts 1, 2, …; returns the placements.
 #[track_caller]
 fn run_world(launches: impl IntoIterator<Item = Launch>) -> Option<Vec<String>> {
     let launches: Vec<_> = launches.into_iter().collect();
@@ -26,7 +26,7 @@ fn run_world(launches: impl IntoIterator<Item = Launch>) -> Option<Vec<String>> 
     let outcomes = assert_all_succeed(jobs.collect::<Vec<_>>());
     fleet.is_empty();
     // One master for all.
-    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
+    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("place rank="));
     let mut masters: Vec<_> = lines
         .map(|line| (field(&line, "addr").map(str::to_owned), field(&line, "port").map(str::to_owned)))
         .collect();
@@ -55,7 +55,7 @@ fn static_hosts_have_given_node_ranks() {
         let jobs = [(1, 2), (2, 3), (4, 1), (3, 0)].map(own);
         let (ranks, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
         for (rank, outcome) in ranks.into_iter().zip(assert_all_succeed(jobs)) {
-            outcome.expect_stdout(&format!("seat rank={rank} world=4 node={rank} nodes=4 "));
+            outcome.expect_stdout(&format!("place rank={rank} world=4 node={rank} nodes=4 "));
             outcome
                 .expect_stdout(" addr=th3 port=29400 ")
                 .expect_stdout(&format!("sum rank={rank} world=4 total=10"));
@@ -82,8 +82,8 @@ fn store_host_may_differ_from_rank_0() {
         let Some(fleet) = Fleet::start(2) else { return };
         let own = |host| fleet.on(host, c10d(name, "th2:29400", "2").worker(STEPS)).start();
         let outcomes = assert_all_succeed([1, 2].map(own));
-        outcomes[0].expect_stdout("seat rank=0 ");
-        outcomes[1].expect_stdout("seat rank=1 ");
+        outcomes[0].expect_stdout("place rank=0 ");
+        outcomes[1].expect_stdout("place rank=1 ");
         fleet.is_empty();
     });
     if !is_torchrun() {
@@ -94,7 +94,7 @@ fn store_host_may_differ_from_rank_0() {
         };
         let outcomes = assert_all_succeed([(1, "2"), (2, "1"), (3, "0")].map(own));
         for (outcome, rank) in outcomes.iter().zip([2, 1, 0]) {
-            outcome.expect_stdout(&format!("seat rank={rank} "));
+            outcome.expect_stdout(&format!("place rank={rank} "));
         }
         fleet.is_empty();
     }

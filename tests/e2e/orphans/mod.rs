@@ -106,7 +106,7 @@ fn launcher_killed_at_random_moments_leaves_nothing() {
     assert_kills_leave_nothing("run", later, |name, _| start_family(name, "30"));
 }
 
-/// Told to stop, told twice, or after a failure; within the grace, at its end, in the sweep, or in the last words.
+/// Told to stop, told twice, or after a failure; within the grace, at its end, in the sweep, or during the final report.
 #[test]
 fn launcher_killed_during_shutdown_leaves_nothing() {
     assert_kills_leave_nothing("stop", Duration::from_millis(20), |name, random| {

@@ -1,4 +1,4 @@
-"""Rank 1 ends with 0 before the others are done, without a word to its group. What rank 0 does then is its argument."""
+"""Rank 1 ends with 0 before the others are done, without a message to its group. What rank 0 does then is its argument."""
 
 import os
 import sys

@@ -17,12 +17,25 @@ const LONGEST_TEST: usize = 70;
 /// Words that hide the component which acts.
 const HIDING: [&str; 4] = ["who", "whoever", "nobody", "somebody"];
 
+/// Figures of speech that a plain word replaces: a stop is a request or a signal, a node has a place, a peer is unknown.
+const FIGURES: &str = "believe believed believes farewell seat seats stranger strangers stumble stumbles whom wish wished wishes";
+
+/// The same in two or three words.
+const PHRASES: [&[&str]; 2] = [&["last", "words"], &["without", "a", "word"]];
+
+/// Words that make `is no` plain.
+const COMPARATIVES: [&str; 8] =
+    ["better", "earlier", "faster", "further", "larger", "later", "longer", "more"];
+
 /// Words of the first version that a reader cannot guess or search for, with their plurals. Each has a standard name in
 /// its place (`wish`: `command`, `seat`: `worker_device`, `book`: `oracle`).
-const OLD: &str = "asleep beat beats believers bond book clash crowd crowds deed deputy door farewell fencepost \
-                   foresee guest guests halt happening impatience introduction knock linger manner manners meeting news \
-                   obey outlook parting persona pulse reseat seat seating seats sightings stranger strangers testimony \
-                   upheaval wish wishes";
+const OLD: &str = "asleep beat beats believe believed believers believes bell bells bond book clash crowd crowds deed \
+                   deputy door farewell fencepost foresee guest guests halt happening impatience introduction knock linger \
+                   manner manners meeting news obey outlook parting persona pulse reseat reseated reseating seat seating \
+                   seats sightings stranger strangers stumble testimony upheaval wish wished wishes";
+
+/// Whole names of types and variants that say nothing without their place: participles and the like.
+const VAGUE: [&str; 9] = ["Chosen", "Handed", "Look", "Others", "Over", "Seen", "Stuck", "Told", "Words"];
 
 /// What a room still has of what the rules forbid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -132,7 +145,8 @@ impl Count {
         }
         let room = self.rooms.entry(file.room()).or_default();
         for (identifier, line) in identifiers(&file.source.code) {
-            if words_of(identifier).iter().any(|word| OLD.split(' ').any(|old| old == word)) {
+            let is_old = words_of(identifier).iter().any(|word| OLD.split(' ').any(|old| old == word));
+            if is_old || VAGUE.contains(&identifier) {
                 room.old_words += 1;
                 self.findings.push(format!("{}:{line}: old word: {identifier}", file.path));
             }
@@ -183,13 +197,36 @@ impl Count {
     }
 }
 
-/// Whether a text has a word that hides the component which acts. Code in backticks does not count.
+/// Whether a text has a word that hides the component which acts, or a figure of speech. Code in backticks does not count.
 fn has_hiding_word(text: &str) -> bool {
-    let prose = text.split('`').step_by(2);
+    let words = prose_words(text);
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    words.iter().any(|word| HIDING.contains(word) || FIGURES.split(' ').any(|figure| figure == *word))
+        || PHRASES.iter().any(|phrase| words.windows(phrase.len()).any(|window| window == *phrase))
+        || words.windows(4).any(|window| is_inverted_negation(window[0], window[1], window[2], window[3]))
+}
+
+/// The words in lower case, with a backtick in the place of code.
+fn prose_words(text: &str) -> Vec<String> {
     let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
-    prose
-        .flat_map(|part| part.split(move |letter| !is_letter(letter)))
-        .any(|word| HIDING.iter().any(|hiding| word.eq_ignore_ascii_case(hiding)))
+    let mut words = Vec::new();
+    for (at, part) in text.split('`').enumerate() {
+        if at % 2 == 1 {
+            words.push("`".to_owned());
+        } else {
+            let parts = part.split(|letter| !is_letter(letter)).filter(|word| !word.is_empty());
+            words.extend(parts.map(str::to_lowercase));
+        }
+    }
+    words
+}
+
+/// `x is no key` instead of `x is not a key`; `there is no key` and `it is no longer a key` are plain.
+fn is_inverted_negation(subject: &str, verb: &str, no: &str, noun: &str) -> bool {
+    no == "no"
+        && ["is", "are", "was", "were"].contains(&verb)
+        && !["there", "and", "or"].contains(&subject)
+        && !COMPARATIVES.contains(&noun)
 }
 
 #[cfg(test)]
@@ -207,11 +244,31 @@ mod self_test {
     }
 
     #[test]
+    fn figures_of_speech_are_found_in_prose() {
+        for text in
+            ["the last words of a worker", "it waits without a word", "a file is no folder", "`x` is no key"]
+        {
+            assert!(has_hiding_word(text), "{text}");
+        }
+        for text in [
+            "a file is not a folder",
+            "there is no key",
+            "it is no longer a key",
+            "the last word",
+            "is no more",
+        ] {
+            assert!(!has_hiding_word(text), "{text}");
+        }
+    }
+
+    #[test]
     fn old_words_count_in_identifiers_of_every_room() {
         let file = |path: &str, code: &str| RustFile::new(path, code);
         let cli = file("launcher/src/cli/inspect.rs", "pub enum Manner { Seat } fn f() { let wish = 1; }");
-        let count = Count::of(&[cli]);
+        let tools = file("launcher/tools/src/gc/mod.rs", "enum End { Over, OverLimit } fn over() {}");
+        let count = Count::of(&[cli, tools]);
         assert_eq!(count.rooms["launcher/src/cli"].old_words, 3, "{:?}", count.findings);
+        assert_eq!(count.rooms["launcher/tools/src/gc"].old_words, 1, "{:?}", count.findings);
     }
 
     #[test]

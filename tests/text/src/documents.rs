@@ -163,7 +163,7 @@ fn resolved(citing: &str, path: &str) -> String {
     parts.join("/")
 }
 
-/// Texts of the checkout that may cite: comments and literals of code, documents, scripts.
+/// Texts of the checkout that may cite: comments and literals of code, documents, help pages, the man page, scripts.
 fn citing_texts(root: &Path, rust: &[RustFile]) -> Vec<(String, String)> {
     // The rules' own tests cite what does not exist.
     let rust = rust.iter().filter(|file| !file.path.starts_with("tests/text/"));
@@ -171,14 +171,22 @@ fn citing_texts(root: &Path, rust: &[RustFile]) -> Vec<(String, String)> {
     let other_files = files(root, |path| {
         let is_script = [".py", ".sh", ".toml"].iter().any(|ending| path.ends_with(ending));
         let is_program = ["tests/run", "tests/miri", ".ci/run", "launcher/wheel", "justfile"].contains(&path);
-        let is_document = path.ends_with(".md");
-        is_script || is_program || is_document
+        let is_document = [".md", ".txt", ".1"].iter().any(|ending| path.ends_with(ending));
+        // The limits list citations that lead nowhere yet.
+        (is_script || is_program || is_document) && !path.starts_with("tests/text/")
     });
     for path in other_files {
         let text = fs::read_to_string(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let text = if path.ends_with(".1") { without_roff(&text) } else { text };
         texts.push((path, text));
     }
     texts
+}
+
+/// A man page without its escapes: `\-` is a hyphen, `\&` nothing, `\fB` a font.
+fn without_roff(text: &str) -> String {
+    let text = text.replace("\\-", "-").replace("\\&", "");
+    ["\\fB", "\\fI", "\\fR"].iter().fold(text, |text, font| text.replace(font, ""))
 }
 
 /// A comment goes on over lines; a literal is a text of its own.
@@ -288,6 +296,20 @@ mod self_test {
         assert_eq!(resolves("docs/guide.md", "[x](#ctrl-c-and-kill) [y](#ctrl)"), [true, false]);
         assert_eq!(resolves("docs/guide.md", "[x](../launcher/src/) [y](gone.txt)"), [true]);
         assert_eq!(resolves("docs/guide.md", "[x](dev/gone.txt)"), [false]);
+    }
+
+    #[test]
+    fn man_page_cites_without_its_escapes() {
+        let text = without_roff("see \\fBdocs/guide.md\\fR, docs/\\&no\\-guide.md");
+        assert_eq!(resolves("rankrun.1", &text), [true, false]);
+    }
+
+    #[test]
+    fn help_pages_and_the_man_page_are_searched() {
+        let texts = citing_texts(&crate::checkout::root(), &[]);
+        for path in ["launcher/src/cli/help/stop.txt", "launcher/wheel-data/data/share/man/man1/rankrun.1"] {
+            assert!(texts.iter().any(|(found, _)| found == path), "{path}");
+        }
     }
 
     #[test]

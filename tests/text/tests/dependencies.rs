@@ -30,20 +30,118 @@ const WITHOUT_IO: [&str; 10] = [
     "uuid",
 ];
 
-/// Modules of the standard library that ask the system.
-const IO_MODULES: [&str; 7] =
-    ["std::fs", "std::net", "std::process", "std::thread", "std::env", "std::os::fd", "std::io::std"];
+/// Modules and functions of the standard library that ask the system.
+const IO_PATHS: [&str; 14] = [
+    "std::fs",
+    "std::net",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "std::os::fd",
+    "std::os::linux",
+    "std::os::unix::fs",
+    "std::os::unix::io",
+    "std::os::unix::net",
+    "std::os::unix::process",
+    "std::io::std",
+    "std::time::Instant::now",
+    "std::time::SystemTime::now",
+];
+
+/// Methods of a path that ask the file system.
+const IO_METHODS: [&str; 10] = [
+    "exists",
+    "try_exists",
+    "is_file",
+    "is_dir",
+    "is_symlink",
+    "metadata",
+    "symlink_metadata",
+    "canonicalize",
+    "read_dir",
+    "read_link",
+];
+
+/// Words that read the clock, print, or call C.
+const IO_WORDS: [&str; 6] = ["Instant::now", "SystemTime::now", "println!", "print!", "dbg!", "extern \"C\""];
 
 /// The Rust files of the checkout.
 static FILES: LazyLock<Vec<checkout::RustFile>> = LazyLock::new(|| checkout::rust_files(&checkout::root()));
 
-/// The names in a section of a manifest.
-fn manifest_names(folder: &str, section: &str) -> BTreeSet<String> {
+/// The packages that users of a manifest's package link, on any system.
+fn linked(manifest: &str) -> BTreeSet<String> {
+    let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
+    let table = |value: &toml::Value, key: &str| value.get(key).and_then(toml::Value::as_table).cloned();
+    let whole = toml::Value::Table(manifest);
+    let targets = table(&whole, "target").unwrap_or_default();
+    let places = [whole].into_iter().chain(targets.into_iter().map(|(_, target)| target));
+    let sections = places.flat_map(|place| {
+        ["dependencies", "build-dependencies"].map(|section| table(&place, section).unwrap_or_default())
+    });
+    // A renamed package counts by its own name.
+    let package = |(name, value): (String, toml::Value)| {
+        value.get("package").and_then(toml::Value::as_str).map_or(name, str::to_owned)
+    };
+    sections.flatten().map(package).collect()
+}
+
+fn linked_by(folder: &str) -> BTreeSet<String> {
     let path = checkout::root().join(folder).join("Cargo.toml");
-    let text = fs::read_to_string(&path).expect("a manifest can be read");
-    let lines = text.lines().skip_while(|line| *line != section).skip(1);
-    let lines = lines.take_while(|line| !line.starts_with('['));
-    lines.filter_map(|line| Some(line.split_once('=')?.0.trim().to_owned())).collect()
+    linked(&fs::read_to_string(&path).expect("a manifest can be read"))
+}
+
+/// The paths that code names below a root, groups as in `use std::{fs, io::{self, Read}}` taken apart.
+fn paths_below<'a>(root: &'a str, code: &'a str) -> impl Iterator<Item = String> + 'a {
+    let is_whole =
+        |at: usize| !code[..at].ends_with(|letter: char| letter.is_alphanumeric() || letter == '_');
+    let starts = code.match_indices(root).filter(move |(at, _)| is_whole(*at));
+    starts
+        .filter_map(|(at, _)| code[at + root.len()..].strip_prefix("::"))
+        .flat_map(move |tree| expand(root, tree).0)
+}
+
+/// The paths of a use tree behind `prefix::`, and what follows the tree.
+fn expand<'a>(prefix: &str, tree: &'a str) -> (Vec<String>, &'a str) {
+    let tree = tree.trim_start();
+    let Some(mut group) = tree.strip_prefix('{') else {
+        let end = tree.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(tree.len());
+        let (name, rest) = tree.split_at(end);
+        let path = if name == "self" { prefix.to_owned() } else { format!("{prefix}::{name}") };
+        return match rest.strip_prefix("::") {
+            Some(rest) => expand(&path, rest),
+            None => (vec![path], rest),
+        };
+    };
+    let mut paths = Vec::new();
+    while !group.is_empty() {
+        let (found, rest) = expand(prefix, group);
+        paths.extend(found);
+        // `as name`
+        let Some(at) = rest.find([',', '}']) else { return (paths, "") };
+        group = rest[at + 1..].trim_start();
+        if rest[at..].starts_with('}') {
+            return (paths, group);
+        }
+        if let Some(rest) = group.strip_prefix('}') {
+            return (paths, rest);
+        }
+    }
+    (paths, "")
+}
+
+/// What code asks the system with, if it does.
+fn system_access(code: &str) -> Option<String> {
+    let is_io = |path: &String| {
+        IO_PATHS.iter().any(|io| {
+            format!("{path}::").starts_with(&format!("{io}::"))
+                || (*io == "std::io::std" && path.starts_with(io))
+        })
+    };
+    let methods = IO_METHODS
+        .iter()
+        .flat_map(|name| [format!(".{name}("), format!("Path::{name}"), format!("PathBuf::{name}")]);
+    let mut words = IO_WORDS.iter().map(|word| (*word).to_owned()).chain(methods);
+    paths_below("std", code).find(is_io).or_else(|| words.find(|word| code.contains(word.as_str())))
 }
 
 /// The lines of code that users run, of each file below a folder.
@@ -77,23 +175,16 @@ fn imports(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
         if ["lib", "main"].contains(&importing) {
             continue;
         }
-        let named = code.split("crate::").skip(1).flat_map(|rest| {
-            // `crate::{a, b::c}` names several rooms.
-            let list = rest.strip_prefix('{').map_or(rest, |list| list.split('}').next().unwrap_or_default());
-            let count = if rest.starts_with('{') { usize::MAX } else { 1 };
-            list.split(", ")
-                .take(count)
-                .map(|name| name.split(|c: char| !c.is_alphanumeric() && c != '_').next())
-        });
+        let named = paths_below("crate", &code).filter_map(|path| Some(path.split("::").nth(1)?.to_owned()));
         let own = imports.entry(importing.to_owned()).or_default();
-        own.extend(named.flatten().filter(|name| *name != importing).map(str::to_owned));
+        own.extend(named.filter(|name| name != importing));
     }
     imports
 }
 
 #[test]
 fn pure_crate_links_no_crate_with_io() {
-    let linked = manifest_names("launcher/core", "[dependencies]");
+    let linked = linked_by("launcher/core");
     let allowed = WITHOUT_IO.map(str::to_owned).into_iter().collect::<BTreeSet<_>>();
     assert_eq!(linked.difference(&allowed).collect::<Vec<_>>(), [""; 0].iter().collect::<Vec<_>>());
     assert!(linked.contains("rankrun-contract"), "{linked:?}");
@@ -104,15 +195,56 @@ fn pure_crate_asks_the_system_nothing() {
     let files = product_code("launcher/core");
     assert!(files.len() > 100, "{}", files.len());
     for (path, code) in files {
-        let found = IO_MODULES.iter().find(|module| code.contains(**module));
-        assert_eq!(found, None, "{path}");
+        assert_eq!(system_access(&code), None, "{path}");
     }
+}
+
+#[test]
+fn system_access_is_found_in_every_form() {
+    for (code, found) in [
+        ("use std::fs;", "std::fs"),
+        ("use std::{fs, io};", "std::fs"),
+        (
+            "use std::{\n    collections::{BTreeMap, BTreeSet},\n    os::{unix::{ffi::OsStrExt, net}},\n};",
+            "std::os::unix::net",
+        ),
+        ("use std::{path::Path as P, fs::{self, File}};", "std::fs"),
+        ("use std::io::{self, stdout};", "std::io::stdout"),
+        ("let now = std::time::SystemTime::now();", "std::time::SystemTime::now"),
+        ("std::process::exit(1)", "std::process::exit"),
+        ("if path.exists() {", ".exists("),
+        ("let real = path\n    .canonicalize()?;", ".canonicalize("),
+        ("found.filter(|path| Path::exists(path))", "Path::exists"),
+        ("let now = Instant::now();", "Instant::now"),
+        ("eprintln!(\"a\");", "println!"),
+    ] {
+        assert_eq!(system_access(code).as_deref(), Some(found), "{code}");
+    }
+    for code in [
+        "use std::{collections::BTreeMap, fmt, path::{Path, PathBuf}};",
+        "use std::os::unix::ffi::OsStrExt;",
+        "use std::io::{self, Read};",
+        "use std::time::{Duration, Instant};",
+        "use my_std::fs;",
+        "let found = self.exists;",
+    ] {
+        assert_eq!(system_access(code), None, "{code}");
+    }
+}
+
+#[test]
+fn linked_packages_are_found_in_every_table() {
+    let manifest = "[dependencies]\nserde.workspace = true\nio = { package = \"tokio\", version = \"1\" }\n\
+        [dependencies.uuid]\nversion = \"1\"\n[dev-dependencies]\nproptest = \"1\"\n\
+        [target.'cfg(unix)'.dependencies]\nnix = \"1\"\n[target.'cfg(windows)'.build-dependencies.cc]\nversion = \"1\"\n";
+    let expected = ["cc", "nix", "serde", "tokio", "uuid"].map(str::to_owned).into_iter().collect();
+    assert_eq!(linked(manifest), expected);
 }
 
 #[test]
 fn crates_depend_downwards_only() {
     for (at, (folder, _)) in CRATES.iter().enumerate() {
-        let linked = manifest_names(folder, "[dependencies]");
+        let linked = linked_by(folder);
         for (_, above) in &CRATES[at..] {
             assert!(!linked.contains(&above.replace('_', "-")), "{folder} links {above}");
         }

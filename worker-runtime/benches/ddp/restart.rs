@@ -83,7 +83,7 @@ fn theirs(python: &Path) -> [Contender; 2] {
 }
 
 impl Contender {
-    /// `None` where the job fails or takes too long before that step. How it ends after that is no matter of the restart: threads of
+    /// `None` where the job fails or takes too long before that step. How it ends after that is not a matter of the restart: threads of
     /// gloo may abort a process of PyTorch on its way out.
     fn restart(&self, world: u32) -> Option<Duration> {
         let output = Command::new("timeout")

@@ -174,7 +174,7 @@ pub enum EnvError {
         /// What is wrong with the value.
         source: ParseIdError,
     },
-    /// A variable's value is no UTF-8 text.
+    /// A variable's value is not UTF-8 text.
     #[error("the environment variable `{name}` is not valid UTF-8: `{value}`")]
     NotUnicode {
         /// The variable's name.

@@ -9,6 +9,7 @@ pub mod device;
 pub mod env;
 pub mod json;
 pub mod network;
+pub mod program_note;
 pub mod rank;
 pub mod report;
 pub mod store;

@@ -47,7 +47,7 @@ pub enum ReportError {
         "the error file has more than {MAX_FILE_BYTES} bytes, or more than {MAX_REPORT_BYTES} without its long texts"
     )]
     Huge,
-    /// The bytes are no UTF-8 text.
+    /// The bytes are not UTF-8 text.
     #[error("the error file is not UTF-8 text")]
     NotUnicode(#[from] std::str::Utf8Error),
     /// The text is not JSON.

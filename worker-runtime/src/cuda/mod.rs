@@ -1,4 +1,5 @@
-//! CUDA devices: detection, and contexts for programs. It never panics without CUDA.
+//! CUDA devices: detection, and contexts for programs. It loads the driver's library at run time; without CUDA each
+//! call is an error, never a panic. It allocates no memory for programs and starts no kernel.
 
 mod driver;
 #[cfg(feature = "nccl")]

@@ -28,7 +28,7 @@ impl Server {
         Self::start_at("127.0.0.1", 0)
     }
 
-    /// A store at this address of ours that closes the first `refused` connections without a word.
+    /// A store at this address of ours that closes the first `refused` connections without an answer.
     pub(crate) fn start_at(address: &str, refused: u64) -> Self {
         let listener = TcpListener::bind((address, 0)).expect("the address has a free port");
         let port = listener.local_addr().expect("a bound socket has an address").port();

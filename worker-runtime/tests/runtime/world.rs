@@ -126,7 +126,7 @@ fn run_joined<R: Send>(
 
 /// Ends this thread as a crash would, without the message of a panic.
 pub(crate) fn crash(group: Group) -> ! {
-    // Dropped while unwinding, so that it says no farewell.
+    // Dropped while unwinding, so that it sends no goodbye.
     let _group = group;
     std::panic::resume_unwind(Box::new("crash"))
 }

@@ -138,7 +138,7 @@ fn devices_reassigned(generation: u32, result: Result<u32, &str>) -> Input {
 }
 
 /// A job of two workers; one device is found dead and may be excluded.
-fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (LocalJob, Vec<Action>) {
+fn reassigning_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (LocalJob, Vec<Action>) {
     let mut job = checked_job(max_restarts);
     job.rules.unhealthy = Some(Unhealthy::Exclude);
     let _ = job.handle(at(0), Input::Ready);
@@ -150,7 +150,7 @@ fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (LocalJob, 
 #[test]
 fn next_generation_uses_remaining_devices() {
     let at = clock();
-    let (mut job, actions) = reseating_job(1, &at);
+    let (mut job, actions) = reassigning_job(1, &at);
     assert_eq!(actions.last(), Some(&Action::ReassignDevices { generation: Generation(0) }));
     assert_eq!(job.handle(at(2), devices_probed(0, DeviceReport::default())), [], "that was asked before");
     assert_eq!(job.deadline(), Some(at(4)), "what takes long is told");
@@ -163,11 +163,11 @@ fn next_generation_uses_remaining_devices() {
 #[test]
 fn refused_device_reassignment_prevents_restart() {
     let at = clock();
-    let (mut job, _) = reseating_job(3, &at);
+    let (mut job, _) = reassigning_job(3, &at);
     let actions = job.handle(at(3), devices_reassigned(0, Err("2 workers need 2 devices")));
     assert!(emits(&actions, |said| matches!(said, JobEvent::NoRestart { reason: Some(_) })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
-    let (_, actions) = reseating_job(0, &at);
+    let (_, actions) = reassigning_job(0, &at);
     assert!(
         !actions.contains(&Action::ReassignDevices { generation: Generation(0) }),
         "no worker would get the devices"
@@ -178,7 +178,7 @@ fn refused_device_reassignment_prevents_restart() {
 #[test]
 fn stop_during_device_reassignment_prevents_restart() {
     let at = clock();
-    let (mut job, _) = reseating_job(3, &at);
+    let (mut job, _) = reassigning_job(3, &at);
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     let end = end(&actions).expect("invariant 10");
     assert_eq!(end.status, ExitStatus::Code(143));
@@ -228,7 +228,7 @@ fn any_input_of_a_check() -> impl Strategy<Value = Input> {
 #[test]
 fn restart_policy_is_asked_once_per_failure() {
     let at = clock();
-    let (mut job, actions) = reseating_job(1, &at);
+    let (mut job, actions) = reassigning_job(1, &at);
     assert_eq!(actions.last(), Some(&Action::ReassignDevices { generation: Generation(0) }));
     job.rules.max_restarts = RestartCount(0);
     job.rules.restart.progress = Some(ProgressLimit { folder: "/checkpoints".into(), restarts: 1 });

@@ -44,7 +44,7 @@ impl DStateWatch {
 
     /// Records the workers in state `D`; returns the worker that exceeds the limit by most, and for how long
     /// it slept.
-    pub(super) fn record_stuck_workers(
+    pub(super) fn record_blocked_workers(
         &mut self,
         now: Instant,
         uninterruptible: &[UninterruptibleWorker],
@@ -74,15 +74,15 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let limit = Duration::from_secs(2);
         let mut watch = DStateWatch::new(limit, at(0));
-        assert_eq!(watch.record_stuck_workers(at(0), &[uninterruptible(0), uninterruptible(1)]), None);
-        assert_eq!(watch.record_stuck_workers(at(1), &[uninterruptible(1)]), None);
-        assert_eq!(watch.record_stuck_workers(at(1), &[uninterruptible(0), uninterruptible(1)]), None);
+        assert_eq!(watch.record_blocked_workers(at(0), &[uninterruptible(0), uninterruptible(1)]), None);
+        assert_eq!(watch.record_blocked_workers(at(1), &[uninterruptible(1)]), None);
+        assert_eq!(watch.record_blocked_workers(at(1), &[uninterruptible(0), uninterruptible(1)]), None);
         assert_eq!(
-            watch.record_stuck_workers(at(2), &[uninterruptible(0), uninterruptible(1)]),
+            watch.record_blocked_workers(at(2), &[uninterruptible(0), uninterruptible(1)]),
             Some((uninterruptible(1), limit))
         );
         assert_eq!(
-            watch.record_stuck_workers(at(3), &[uninterruptible(0)]),
+            watch.record_blocked_workers(at(3), &[uninterruptible(0)]),
             Some((uninterruptible(0), limit)),
             "rank 0 slept from second 1 on"
         );

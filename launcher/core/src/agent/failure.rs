@@ -83,12 +83,12 @@ impl Failure {
     }
 
     const fn precedes_worker_exit(&self) -> bool {
-        matches!(self.kind, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. })
+        matches!(self.kind, FailureKind::Uninterruptible { .. } | FailureKind::NotJoined { .. })
     }
 
     /// True if new workers can succeed. An uninterruptible worker may hold a device or memory that they need.
     pub(super) const fn is_restartable(&self) -> bool {
-        !matches!(self.kind, FailureKind::Stuck { .. })
+        !matches!(self.kind, FailureKind::Uninterruptible { .. })
     }
 
     /// The exit status under the name rankrun: the worker's own code, or 128 + the signal that ended it. It
@@ -99,9 +99,12 @@ impl Failure {
                 ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED))
             }
             (FailureKind::Ended, Exit::Signal { number, .. }) => ExitStatus::of_signal(number),
-            (FailureKind::EndedByStop | FailureKind::Stuck { .. } | FailureKind::NotJoined { .. }, _) => {
-                ExitStatus::Code(LAUNCHER_FAILED)
-            }
+            (
+                FailureKind::EndedByStop
+                | FailureKind::Uninterruptible { .. }
+                | FailureKind::NotJoined { .. },
+                _,
+            ) => ExitStatus::Code(LAUNCHER_FAILED),
         }
     }
 

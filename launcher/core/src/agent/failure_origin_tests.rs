@@ -57,7 +57,7 @@ fn earlier_failure_of_peer_node_is_the_cause() {
     assert!(matches!(&said[..], [Action::Emit(JobEvent::Changed { .. })]), "{said:?}");
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert!(joins(&actions) && !actions.contains(&Action::FindLostNode), "{actions:?}");
-    let actions = job.handle(at(4), Input::Over(RendezvousEnd::Closed { failure: None }));
+    let actions = job.handle(at(4), Input::RendezvousEnded(RendezvousEnd::Closed { failure: None }));
     let end = end(&actions).unwrap();
     assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
     assert_eq!(

@@ -129,6 +129,6 @@ fn signal_shortens_running_grace_period_and_never_extends_it() {
         let deadline = job.phase_deadline();
         assert_eq!(deadline, Some(at(kill_at)));
         let _ = job.handle(at(13), stop(Signal::SIGINT, false));
-        assert_eq!(job.phase_deadline(), deadline, "the same wish by another way");
+        assert_eq!(job.phase_deadline(), deadline, "the second request is part of the same stop");
     }
 }

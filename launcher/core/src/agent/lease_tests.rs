@@ -83,7 +83,9 @@ fn suspended_workers_of_one_node_outlive_lease() {
 fn failed_rendezvous_ends_its_lease() {
     let at = clock();
     let lease = Some(LeaseDeadlines { stop_at: at(2), kill_by: at(3) });
-    let over = || Input::Over(RendezvousEnd::Failed { kill_by: Some(at(3)), error: rendezvous_failure() });
+    let over = || {
+        Input::RendezvousEnded(RendezvousEnd::Failed { kill_by: Some(at(3)), error: rendezvous_failure() })
+    };
     let mut job = running(0, &at);
     assert_eq!(signals(&job.handle(at(1), over())), [(vec![0, 1], Signal::SIGTERM)]);
     assert_eq!(job.check_lease(at(2), lease), None);

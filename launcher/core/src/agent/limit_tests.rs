@@ -48,7 +48,7 @@ fn time_limit_warns_then_stops_then_kills_workers() {
         assert_eq!(started(&actions), None, "invariant 7");
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), Some(LIMIT)));
-        assert_eq!(end.failure, None, "invariant 5: our stop is no cause");
+        assert_eq!(end.failure, None, "invariant 5: our stop is not a cause");
         drain_and_exit(|input| job.handle(at(1_000), input));
         assert_eq!(job.deadline(), None);
     }
@@ -232,5 +232,41 @@ proptest! {
             over |= end(&job.handle(at(second.max(100) + later * 20), Input::DeadlinePassed)).is_some();
         }
         prop_assert!(over);
+    }
+}
+
+#[test]
+fn worker_stuck_in_dstate_ends_job_without_restart() {
+    let at = clock();
+    for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+        let mut job = new_job(2, 5, cli_flavor);
+        job.rules.dstate_timeout = Some(Duration::from_secs(2));
+        let _ = job.handle(at(0), Input::Ready);
+        let uninterruptible =
+            vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
+        let looked = || Input::DStateProbed {
+            generation: Generation(0),
+            at: SystemTime::UNIX_EPOCH,
+            uninterruptible: uninterruptible.clone(),
+        };
+        assert_eq!(job.deadline(), Some(at(0)), "the first look is due");
+        let actions = job.handle(at(0), Input::DeadlinePassed);
+        let looks =
+            Action::ProbeDState { generation: Generation(0), local_ranks: vec![LocalRank(0), LocalRank(1)] };
+        assert_eq!(actions, [looks]);
+        assert!(job.deadline() > Some(at(0)));
+        assert_eq!(job.handle(at(1), looked()), []);
+        let actions = job.handle(at(3), looked());
+        assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
+        let _ = job.handle(at(4), exited(0, 0, killed_by(15)));
+        let _ = job.handle(at(34), Input::DeadlinePassed);
+        let actions = job.handle(at(40), Input::DeadlinePassed);
+        let end = end(&actions).unwrap();
+        assert_eq!(started(&actions), None, "invariant 6");
+        assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
+        let failure = end.failure.as_ref().unwrap();
+        assert_eq!(failure.first.local_rank, LocalRank(1));
+        assert_eq!(failure.kind, FailureKind::Uninterruptible { blocked_for: Duration::from_secs(2) });
+        assert_eq!(failure.following_ends.len(), 1);
     }
 }

@@ -28,6 +28,11 @@ pub enum Input {
     Ready,
     /// A store or the log folder cannot be opened, so no worker can be started.
     OpeningFailed(Box<LauncherError>),
+    /// The answer to [`Action::Start`]: the workers have processes.
+    Started {
+        /// The generation that was started.
+        generation: Generation,
+    },
     /// Not every worker of the generation could be started; those before `failed` are running.
     StartFailed {
         /// The generation that was being started.
@@ -135,7 +140,7 @@ pub enum Input {
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous is over for this node.
-    Over(RendezvousEnd),
+    RendezvousEnded(RendezvousEnd),
     /// The answer to [`Action::DrainOutput`].
     OutputDrained,
     /// The answer to [`Action::WriteParentFile`].
@@ -149,6 +154,20 @@ pub enum Input {
     PeersLeft,
     /// A process that is not a worker was reaped.
     DescendantReaped,
+    /// The answer to [`Action::Signal`], where some of the workers got the signal alone.
+    SignalledAlone {
+        /// The generation of the workers.
+        generation: Generation,
+        /// The workers whose process groups did not get the signal.
+        local_ranks: Vec<LocalRank>,
+    },
+    /// The answer to [`Action::SignalGroups`].
+    GroupsSignalled {
+        /// The generation of the workers.
+        generation: Generation,
+        /// The workers whose process groups have no process left.
+        empty: Vec<LocalRank>,
+    },
     /// The answer to [`Action::KillLeftovers`].
     LeftoversKilled {
         /// The processes that were there and were killed.
@@ -226,14 +245,24 @@ pub enum Action {
         /// The reason for this node's stop.
         reason: StopReason,
     },
-    /// Signal the process groups of these workers.
+    /// Signal these workers, each alone or with its process group
+    /// ([`signal_scope`](super::signal_scope::signal_scope)). SIGKILL is for the groups, in one instant.
     Signal {
         /// The generation of the workers.
         generation: Generation,
         /// The local ranks of the workers.
         local_ranks: Vec<LocalRank>,
-        /// The signal for each process group.
+        /// The signal for each of them.
         signal: Signal,
+    },
+    /// Signal what is left of the process groups of these workers, which have ended.
+    SignalGroups {
+        /// The generation of the workers.
+        generation: Generation,
+        /// The local ranks of the workers.
+        local_ranks: Vec<LocalRank>,
+        /// The signal for each process; `None` if only the answer matters.
+        signal: Option<Signal>,
     },
     /// Signal these workers themselves, but not their child processes.
     ForwardSignal {

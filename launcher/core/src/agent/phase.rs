@@ -57,11 +57,11 @@ pub(super) enum JobPhase {
 
 /// Whether the workers of a started generation have processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StartProgress {
+pub(super) enum StartProgress {
     /// Its log folders are being made.
     Pending,
     /// The workers were started, or will not be.
-    Over,
+    Done,
 }
 
 /// The way from the outcome to the exit of the launcher.

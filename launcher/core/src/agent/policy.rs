@@ -178,7 +178,7 @@ impl History {
             return Decision::Fail(NoRestart::Stopped);
         }
         if !failure.is_restartable() {
-            return Decision::Fail(NoRestart::Stuck);
+            return Decision::Fail(NoRestart::Uninterruptible);
         }
         match policy.rules.iter().find(|rule| matches_conditions(&rule.when, failure, self.node_slot)) {
             Some(rule) if rule.then == RuleAction::Succeed => return Decision::Succeed(*rule),

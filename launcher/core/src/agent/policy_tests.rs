@@ -125,9 +125,11 @@ fn first_matching_rule_decides() {
     assert_eq!(status_by(1), None, "the worker's own");
     let stopped_by_us = Failure { kind: FailureKind::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
     assert_eq!(decide(&stopped_by_us), by(8), "our own stop says nothing about a worker");
-    let stuck =
-        Failure { kind: FailureKind::Stuck { stuck_for: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
-    assert_eq!(decide(&stuck), Decision::Fail(NoRestart::Stuck));
+    let blocked = Failure {
+        kind: FailureKind::Uninterruptible { blocked_for: Duration::ZERO },
+        ..failure(0, Exit::Code(5))
+    };
+    assert_eq!(decide(&blocked), Decision::Fail(NoRestart::Uninterruptible));
     let decision = History::new().decide_restart(
         (&policy, RestartCount(1)),
         Some(Signal::SIGTERM),

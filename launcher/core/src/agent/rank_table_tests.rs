@@ -116,7 +116,7 @@ fn signal_under_torchrun_or_single_rank_collects_no_ranks() {
 fn ranks_are_collected_if_other_node_stops_the_job() {
     let at = clock();
     let host = FailureNote::NodeLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
-    let over = |failure| Input::Over(RendezvousEnd::Closed { failure: Some(failure) });
+    let over = |failure| Input::RendezvousEnded(RendezvousEnd::Closed { failure: Some(failure) });
     let actions = running(0, &at).handle(at(2), over(host.clone()));
     assert_eq!(actions[0], collect_action(StopReason::EndedElsewhere, Vec::new()));
     assert!(

@@ -49,7 +49,8 @@ fn by_option<T>(name: &'static str, value: T) -> Setting<T> {
 }
 
 fn launch_by(device_request: DeviceRequest, machine: &Machine, order: &CudaOrder) -> LaunchSpec {
-    let spec = LaunchSpec { device_request, devices: DeviceChoice::cpus(Vec::new()), ..spec::example() };
+    let spec =
+        LaunchSpec { device_request, devices: DeviceChoice::cpus(Vec::new()), ..spec::fake::example() };
     match reassign_devices(&spec, &facts(), machine, Some(order)) {
         Reassignment::Assigned(assigned) => LaunchSpec { devices: *assigned, ..spec },
         other => panic!("{:?}: {other:?}", spec.device_request),
@@ -57,7 +58,7 @@ fn launch_by(device_request: DeviceRequest, machine: &Machine, order: &CudaOrder
 }
 
 fn facts() -> Facts {
-    FakeWorld::new().facts(&[])
+    FakeWorld::default().facts(&[])
 }
 
 /// The device's index of each rank.
@@ -97,7 +98,7 @@ fn devices_option_yields_remaining_devices() {
 
 #[test]
 fn fewer_workers_share_cpus_anew() {
-    let facts = |environment: &[(&str, &str)]| FakeWorld::new().cpus(12).facts(environment);
+    let facts = |environment: &[(&str, &str)]| FakeWorld::default().cpus(12).facts(environment);
     let spec = launch("all", &machine([0, 1, 2].map(accelerator)), &no_driver());
     let now = machine([accelerator(0), lost_accelerator(1), accelerator(2)]);
     for (environment, threads) in [(vec![], Some(6)), (vec![("OMP_NUM_THREADS", "3")], None)] {

@@ -157,7 +157,10 @@ fn cut_off_node_kills_workers_in_time_during_any_stop() {
 fn failed_rendezvous_kills_workers_before_lease_expires() {
     let at = clock();
     let over = |seconds| {
-        Input::Over(RendezvousEnd::Failed { kill_by: Some(at(seconds)), error: rendezvous_failure() })
+        Input::RendezvousEnded(RendezvousEnd::Failed {
+            kill_by: Some(at(seconds)),
+            error: rendezvous_failure(),
+        })
     };
     let mut job = running(3, &at);
     assert_eq!(signals(&job.handle(at(2), over(4))), [(vec![0, 1], Signal::SIGTERM)]);
@@ -238,7 +241,7 @@ fn any_rendezvous_input() -> impl Strategy<Value = Input> {
         2 => Just(Input::LostNodeFound(None)),
         1 => Just(lost_node_found()),
         1 => Just(Input::AllSucceeded),
-        1 => Just(Input::Over(RendezvousEnd::Closed { failure: None })),
+        1 => Just(Input::RendezvousEnded(RendezvousEnd::Closed { failure: None })),
     ]
 }
 
@@ -275,7 +278,7 @@ fn emits_early_end(actions: &[Action]) -> bool {
 #[test]
 fn finished_node_reports_that_peer_lost_its_workers() {
     let at = clock();
-    let closed = |note| Input::Over(RendezvousEnd::Closed { failure: Some(note) });
+    let closed = |note| Input::RendezvousEnded(RendezvousEnd::Closed { failure: Some(note) });
     let failed = |note| Input::Changed(MembershipChange::from(note));
     // This node has ranks 2 and 3.
     for (lost, expected) in [

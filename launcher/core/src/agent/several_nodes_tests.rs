@@ -5,7 +5,6 @@
 //!
 //! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its
 //! own.
-#![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +12,7 @@ use super::rendezvous_tests::round;
 use super::*;
 use crate::rendezvous::lost_node_deadline::{PeerActivity, lost_node_deadline};
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
+use crate::simulated::{Random, is_soak, seed};
 use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -51,17 +51,13 @@ struct History {
 
 impl History {
     fn random(seed: u64) -> Self {
-        let mut random = seed;
-        let mut below = move |limit: u64| {
-            random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            ((mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33) % limit
-        };
-        let nodes = 2 + below(3);
+        let mut random = Random::new(seed);
+        let nodes = 2 + random.below(3);
+        let mut below = move |limit: u32| u64::from(random.below(limit));
         let delays = (0..nodes).map(|node| if node == 0 { 0 } else { below(150) }).collect();
         let sure = below(nodes);
         let plan = |node| {
-            let fails = node == sure || below(4) == 0;
+            let fails = u64::from(node) == sure || below(4) == 0;
             let closes = below(50);
             let ends = closes + if below(2) == 0 { 0 } else { below(300) };
             let writes = below(2) == 0;
@@ -442,19 +438,6 @@ fn check_history(world: &World<'_>) -> Result<(), String> {
         must(joined <= at + limit, format!("wait: node {index} ended at {at} and joins at {joined}"))?;
     }
     Ok(())
-}
-
-fn is_soak() -> bool {
-    std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
-}
-
-/// `RANKRUN_SEED`, else a fixed seed; a new one each time under `RANKRUN_SOAK=1`. It is printed.
-fn seed() -> u64 {
-    let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
-    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros());
-    let seed = given.unwrap_or_else(|| if is_soak() { u64::try_from(clock()).unwrap() } else { 18 });
-    println!("RANKRUN_SEED={seed}");
-    seed
 }
 
 #[test]

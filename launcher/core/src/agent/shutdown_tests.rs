@@ -52,7 +52,7 @@ fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
 fn worker_failure_soon_before_store_host_stop_is_blamed_on_host() {
     let at = clock();
     let host = FailureNote::NodeLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
-    let left = || Input::Over(RendezvousEnd::Closed { failure: Some(host.clone()) });
+    let left = || Input::RendezvousEnded(RendezvousEnd::Closed { failure: Some(host.clone()) });
     let failed = exited(0, 0, Exit::Code(5));
     for (inputs, is_own) in [
         (vec![(2, failed.clone()), (3, exited(0, 1, killed_by(15))), (3, left())], false),
@@ -91,7 +91,7 @@ fn local_stop_is_reported_to_peers_before_stop_signal() {
     assert_peers_first(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
     // The other nodes know the cause.
     let mut job = running(3, &at);
-    let _ = job.handle(at(2), Input::Over(RendezvousEnd::Closed { failure: None }));
+    let _ = job.handle(at(2), Input::RendezvousEnded(RendezvousEnd::Closed { failure: None }));
     let actions = job.handle(at(3), stop());
     assert!(!actions.iter().any(|action| matches!(action, Action::TellStop { .. })), "{actions:?}");
 }
@@ -132,7 +132,7 @@ fn time_limit_ends_every_wait_for_peers() {
 #[test]
 fn job_ended_on_other_node_ends_here_in_every_phase() {
     let at = clock();
-    let closed = || Input::Over(RendezvousEnd::Closed { failure: Some(failure_note()) });
+    let closed = || Input::RendezvousEnded(RendezvousEnd::Closed { failure: Some(failure_note()) });
     let status = |actions: &[Action]| {
         let end = end(actions).unwrap();
         assert_eq!((end.first_cause.as_deref(), end.peer_notice), (Some(&failure_note()), PeerNotice::Left));
@@ -145,7 +145,7 @@ fn job_ended_on_other_node_ends_here_in_every_phase() {
     let mut job = running(3, &at);
     let actions = job.handle(at(2), closed());
     assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
-    assert!(matches!(&actions[1], Action::Emit(JobEvent::OverElsewhere { .. })));
+    assert!(matches!(&actions[1], Action::Emit(JobEvent::EndedElsewhere { .. })));
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(5)));
     let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
     assert_eq!(status(&actions), ExitStatus::Code(1), "invariant 7: the job is closed");
@@ -159,7 +159,7 @@ fn job_ended_on_other_node_ends_here_in_every_phase() {
 
     let mut spare = node(0, CliFlavor::Torchrun);
     let _ = spare.handle(at(0), Input::Ready);
-    let actions = spare.handle(at(1), Input::Over(RendezvousEnd::NotNeeded));
+    let actions = spare.handle(at(1), Input::RendezvousEnded(RendezvousEnd::NotNeeded));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
     assert_eq!(spare.handle(at(2), closed()), []);
 }
@@ -175,8 +175,12 @@ fn restart_rule_of_other_node_ends_job_with_same_status() {
         (RuleEnd::NoRequeue, 78, Some(failure_note())),
     ] {
         let rule = RuleNote { text: "exit=7".to_owned(), then };
-        let over =
-            || Input::Over(RendezvousEnd::ByRule { rule: rule.clone(), failure: Some(failure_note()) });
+        let over = || {
+            Input::RendezvousEnded(RendezvousEnd::ByRule {
+                rule: rule.clone(),
+                failure: Some(failure_note()),
+            })
+        };
         let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
         let peer_failed = Input::Changed(MembershipChange::from(failure_note()));
         for inputs in [

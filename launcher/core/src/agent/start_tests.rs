@@ -91,10 +91,10 @@ fn start_timeout_generation_does_not_reset_budget() {
 #[test]
 fn stop_of_pending_start_names_no_worker_to_wait_for() {
     let at = clock();
-    let live_of = |progress| {
+    let live_of = |is_start_pending| {
         let mut job = new_job(2, 0, CliFlavor::Rankrun);
+        job.state.is_start_pending = is_start_pending;
         let _ = job.handle(at(0), Input::Ready);
-        job.set_start_progress(progress);
         let state = job.summary().state;
         let actions = job.handle(at(1), stop(Signal::SIGTERM, false));
         let live = actions.into_iter().find_map(|action| match action {
@@ -103,6 +103,55 @@ fn stop_of_pending_start_names_no_worker_to_wait_for() {
         });
         (state, live.unwrap())
     };
-    assert_eq!(live_of(StartProgress::Pending), (JobState::Starting, vec![]));
-    assert_eq!(live_of(StartProgress::Over), (JobState::Running, vec![LocalRank(0), LocalRank(1)]));
+    assert_eq!(live_of(true), (JobState::Starting, vec![]));
+    assert_eq!(live_of(false), (JobState::Running, vec![LocalRank(0), LocalRank(1)]));
+}
+
+#[test]
+fn partly_failed_start_stops_started_workers() {
+    let at = clock();
+    let mut job = new_job(3, 5, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let input = start_failed(2);
+    assert_eq!(signals(&job.handle(at(0), input)), [(vec![0, 1], Signal::SIGTERM)]);
+    let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
+    let actions = job.handle(at(1), exited(0, 1, killed_by(15)));
+    assert_eq!(started(&actions), None);
+    assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+}
+
+#[test]
+fn start_failure_during_stop_keeps_cause_and_deadline() {
+    let at = clock();
+    for again in [false, true] {
+        let mut job = new_job(3, 5, CliFlavor::Rankrun);
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(0), stop(Signal::SIGINT, false));
+        if again {
+            let _ = job.handle(at(0), stop(Signal::SIGINT, true));
+        }
+        let deadline = job.deadline();
+        let input = start_failed(1);
+        assert_eq!(job.handle(at(1), input), [], "they were told; invariants 4 and 5");
+        assert_eq!(job.deadline(), deadline);
+        let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130), "no wait for the other workers");
+    }
+    let mut job = new_job(3, 5, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(0), stop(Signal::SIGINT, false));
+    let none_started = start_failed(0);
+    assert!(end(&job.handle(at(0), none_started)).is_some());
+}
+
+#[test]
+fn job_without_its_stores_ends_before_any_start() {
+    let at = clock();
+    for flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+        let mut job = new_job(2, 3, flavor);
+        let actions =
+            handle_and_drain(|input| job.handle(at(0), input), Input::OpeningFailed(launcher_error()));
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+        assert_eq!((started(&actions), job.handle(at(1), Input::Ready)), (None, Vec::new()));
+    }
 }

@@ -16,6 +16,7 @@
 pub mod control;
 mod finished;
 mod grace;
+mod groups;
 mod lease;
 mod leftovers;
 mod limit;
@@ -47,6 +48,7 @@ use crate::rendezvous::Round;
 use crate::spec::stop::StopReason;
 
 use finished::FinishedWorkers;
+use groups::EndedGroups;
 use limit::Timer;
 use rendezvous::PeerStatus;
 use restart::PolicyAnswer;
@@ -67,6 +69,8 @@ pub struct State {
     has_client_stop: bool,
     /// The stop signals that this generation got.
     sent_signals: Vec<Signal>,
+    /// The process groups of workers that got a stop signal alone.
+    groups: EndedGroups,
     phase: JobPhase,
     suspension: Option<Suspension>,
     history: History,
@@ -105,12 +109,13 @@ impl State {
             has_guard_stop: false,
             has_client_stop: false,
             sent_signals: Vec::new(),
+            groups: EndedGroups::default(),
             phase: JobPhase::Starting,
             suspension: None,
             history: History::new(),
             policy_answer: None,
             dstate_watch: None,
-            start_progress: StartProgress::Over,
+            start_progress: StartProgress::Done,
             join_by: None,
             finished: FinishedWorkers::default(),
             time_limit_timer: Timer::default(),
@@ -154,7 +159,8 @@ impl State {
             return self.time_limit_deadline();
         }
         let limits = self.next_time_limit_event().into_iter().chain(self.start_timeout_at());
-        self.phase_deadline().into_iter().chain(limits).chain(self.finished_report_at()).min()
+        let reports = self.finished_report_at().into_iter().chain(self.groups_deadline());
+        self.phase_deadline().into_iter().chain(limits).chain(reports).min()
     }
 
     fn phase_deadline(&self) -> Option<Instant> {
@@ -205,12 +211,8 @@ impl State {
                 self.launcher_error = Some(*error);
                 vec![self.finish_failed(None)]
             }
-            Input::StartFailed { generation, failed, error } if generation == self.generation => {
-                self.launcher_error.get_or_insert(*error);
-                self.on_start_ended(now, failed)
-            }
-            Input::StartCancelled { generation } if generation == self.generation => {
-                self.on_start_ended(now, LocalRank(0))
+            Input::Started { .. } | Input::StartFailed { .. } | Input::StartCancelled { .. } => {
+                self.on_start_answer(now, input)
             }
             Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
             Input::ExternalWorkerStarted { generation, local_rank, pid } => {
@@ -241,16 +243,19 @@ impl State {
             Input::Changed(change) => self.on_membership_change(now, change),
             Input::LostNodeFound(lost) => self.on_lost_node_answer(now, lost),
             Input::AllSucceeded => self.on_all_succeeded(),
-            Input::Over(ending) => self.on_job_ended_elsewhere(now, ending),
+            Input::RendezvousEnded(ending) => self.on_job_ended_elsewhere(now, ending),
             Input::OpeningFailed(_)
-            | Input::StartFailed { .. }
-            | Input::StartCancelled { .. }
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
             | Input::ParentFileWritten
             | Input::PeersTold { .. }
             | Input::PeersLeft => Vec::new(),
+            Input::DescendantReaped if self.awaits_groups() => vec![self.check_groups()],
             Input::DescendantReaped => self.retry_kill_of_leftovers(),
+            Input::SignalledAlone { generation, local_ranks } => {
+                self.on_signalled_alone(generation, local_ranks)
+            }
+            Input::GroupsSignalled { generation, empty } => self.on_groups_signalled(now, generation, &empty),
             Input::LeftoversKilled { remaining } => self.on_leftovers_killed(now, remaining),
             Input::DeadlinePassed => self.on_deadline(now),
         }
@@ -267,10 +272,12 @@ impl State {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.dstate_watch = self.rules.dstate_timeout.map(|limit| DStateWatch::new(limit, now));
         self.sent_signals.clear();
+        self.groups = EndedGroups::default();
         self.time_limit_timer.reset_warning();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.finished = FinishedWorkers::default();
         self.phase = JobPhase::Running { live };
+        self.start_progress = StartProgress::Pending;
         self.history.record_start(now);
         self.policy_answer = None;
         Action::Start { generation: self.generation, restart_count: self.node_restarts, round }
@@ -278,7 +285,7 @@ impl State {
 
     /// The workers before `failed` run, and no other worker will be started.
     fn on_start_ended(&mut self, now: Instant, failed: LocalRank) -> Vec<Action> {
-        self.start_progress = StartProgress::Over;
+        self.start_progress = StartProgress::Done;
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { mut live } | JobPhase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
@@ -292,11 +299,8 @@ impl State {
             }
             JobPhase::Stopping { mut live, reason, failure, stage } => {
                 live.retain(|local_rank| *local_rank < failed);
-                if live.is_empty() {
-                    return self.on_workers_stopped(now, reason, failure);
-                }
                 self.phase = JobPhase::Stopping { live, reason, failure, stage };
-                Vec::new()
+                self.end_stop_if_over(now)
             }
             phase => {
                 self.phase = phase;
@@ -338,12 +342,9 @@ impl State {
                     report = self.report_failure_to_peers(found.first);
                     failure = Some(found);
                 }
-                if live.is_empty() {
-                    let next = self.on_workers_stopped(now, reason, failure);
-                    return report.into_iter().chain(next).collect();
-                }
                 self.phase = JobPhase::Stopping { live, reason, failure, stage };
-                report.into_iter().collect()
+                let groups = self.signal_group_of(now, end.local_rank);
+                report.into_iter().chain(groups).chain(self.end_stop_if_over(now)).collect()
             }
             phase => {
                 self.phase = phase;
@@ -420,20 +421,20 @@ impl State {
         let uninterruptible: Vec<UninterruptibleWorker> =
             uninterruptible.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
         let found =
-            self.dstate_watch.as_mut().and_then(|watch| watch.record_stuck_workers(now, &uninterruptible));
+            self.dstate_watch.as_mut().and_then(|watch| watch.record_blocked_workers(now, &uninterruptible));
         let (Some((uninterruptible, dwell)), Some(limit)) = (found, self.rules.dstate_timeout) else {
             return Vec::new();
         };
         let end =
             WorkerEnd::new_expected(uninterruptible.local_rank, uninterruptible.pid, Signal::SIGKILL, at);
-        let failure = self.new_failure(now, end, FailureKind::Stuck { stuck_for: dwell });
+        let failure = self.new_failure(now, end, FailureKind::Uninterruptible { blocked_for: dwell });
         let report = self.report_failure_to_peers(failure.first);
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
-        let event = Action::Emit(JobEvent::Stuck {
+        let event = Action::Emit(JobEvent::Uninterruptible {
             worker: uninterruptible,
-            stuck_for: dwell,
+            blocked_for: dwell,
             limit,
             live: ours,
             grace,
@@ -443,7 +444,8 @@ impl State {
 
     fn on_deadline(&mut self, now: Instant) -> Vec<Action> {
         let limit_actions = self.on_time_limit_event(now).or_else(|| self.on_start_timeout(now));
-        if let Some(actions) = limit_actions.or_else(|| self.report_finished_workers(now)) {
+        let reports = limit_actions.or_else(|| self.report_finished_workers(now));
+        if let Some(actions) = reports.or_else(|| self.on_groups_deadline(now)) {
             return actions;
         }
         if self.phase_deadline().is_none_or(|deadline| now < deadline) {
@@ -527,13 +529,18 @@ impl State {
     }
 
     fn kill_workers(&mut self, now: Instant, ignored_signal: Option<Signal>) -> Vec<Action> {
+        self.output_deadline = self.output_deadline.map(|until| until.min(now));
+        if self.awaits_groups() {
+            return self.kill_groups(now, ignored_signal);
+        }
         let JobPhase::Stopping { live, stage, .. } = &mut self.phase else { return Vec::new() };
         *stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
         let live = live.clone();
-        self.output_deadline = self.output_deadline.map(|until| until.min(now));
         let signal_action = self.signal_workers(&live, Signal::SIGKILL);
+        let groups = self.signal_ended_groups(Signal::SIGKILL);
         let local_ranks = live.into_iter().collect();
-        vec![signal_action, Action::Emit(JobEvent::Killing { local_ranks, ignored_signal })]
+        let event = Action::Emit(JobEvent::Killing { local_ranks, ignored_signal });
+        [signal_action].into_iter().chain(groups).chain([event]).collect()
     }
 
     fn signal_workers(&mut self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`visible`] | the type of the devices, and those that the inherited variables leave | `kind`, [`visibility`] |
 //! | [`select`] | those of `--devices` that live, in their order and with their names | `typed`, [`order`], `names`, `remarks` |
-//! | [`assign`](super::handover::assign) | the device of each worker | [`handover`](super::handover) |
+//! | `assign` | the device of each worker | `handover` |
 
 mod error;
 mod idle;

@@ -1,4 +1,4 @@
-//! The reason why workers run on the CPUs: from the variables, the picture of the machine, and its device nodes.
+//! The reason why workers run on the CPUs: from the variables, the snapshot of the machine, and its device nodes.
 //! Pure.
 
 #[cfg(test)]
@@ -11,7 +11,7 @@ use super::{DeviceType, Machine, Part, ProbeProblem};
 pub(crate) struct CpuFacts<'a> {
     /// Reads one variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// The picture of the machine; `None` in a launch that does not probe.
+    /// The snapshot of the machine; `None` in a launch that does not probe.
     pub machine: Option<&'a Machine>,
     /// Warnings of the choice that found no device.
     pub warnings: &'a [ChoiceWarning],

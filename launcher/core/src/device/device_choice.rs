@@ -12,7 +12,7 @@ use super::{Accelerator, DeviceType, Visibility};
 use crate::plain::plain;
 
 /// The devices of a launch: [`visible`](super::choice::visible) makes it, [`select`](super::choice::select) narrows it
-/// to the chosen devices, and [`assign`](super::handover::assign) gives each worker its device.
+/// to the chosen devices, and `assign` gives each worker its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceChoice {
     /// The type of the devices; [`DeviceType::Cpu`] if there is no accelerator or none was wanted.

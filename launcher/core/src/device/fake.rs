@@ -1,5 +1,4 @@
 //! Machines for unit tests, built without a probe. End-to-end tests use the folders and libraries in `tests/fakes/`.
-#![allow(clippy::unwrap_used, reason = "tests alone use it")]
 
 use std::ffi::OsString;
 
@@ -153,7 +152,8 @@ pub fn machine(name: &str) -> Machine {
     merge_machines(name.split('+').map(|name| {
         let (kind, count) = name.split_once(' ').unwrap_or((name, "0"));
         let (cards, tiles) = count.split_once('x').unwrap_or((count, "1"));
-        let (cards, tiles) = (cards.parse().unwrap(), tiles.parse().unwrap());
+        let (cards, tiles) =
+            (cards.parse().expect("a number of cards"), tiles.parse().expect("a number of tiles"));
         match kind {
             "cuda" => cuda(cards),
             "mixed" => mixed_cuda(),
@@ -196,7 +196,7 @@ pub fn with_variables(
             "ZE_ENABLE_PCI_ID_DEVICE_ORDER" => &mut changed.ze_pci_order,
             "HABANA_VISIBLE_MODULES" => &mut changed.habana,
             "ASCEND_RT_VISIBLE_DEVICES" => &mut changed.ascend,
-            other => panic!("`{other}` is no variable of ours"),
+            other => panic!("`{other}` is not a variable of ours"),
         };
         field.clone_from(value);
     }
@@ -208,13 +208,13 @@ pub fn request(text: &str) -> ChoiceRequest {
     let mut request = ChoiceRequest::default();
     let mut tokens = text.split_whitespace();
     while let Some(token) = tokens.next() {
-        let mut value = || tokens.next().unwrap();
+        let mut value = || tokens.next().expect("a value");
         match token {
-            "--devices" => request.devices = Some(value().parse().unwrap()),
-            "--device-type" => request.kind = Some(value().parse().unwrap()),
-            "--device-order" => request.order = Some(value().parse().unwrap()),
+            "--devices" => request.devices = Some(value().parse().expect("a valid value")),
+            "--device-type" => request.kind = Some(value().parse().expect("a valid value")),
+            "--device-order" => request.order = Some(value().parse().expect("a valid value")),
             "--exclude-unhealthy" => request.exclude_unhealthy = true,
-            other => panic!("`{other}` is no option"),
+            other => panic!("`{other}` is not an option"),
         }
     }
     request

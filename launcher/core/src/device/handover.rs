@@ -25,7 +25,7 @@ use super::{DeviceChoice, DeviceType, Part, Visibility, WorkerDevice};
 /// Without a visibility the vendors' variables pass unchanged, and each worker takes the device of its number, as under
 /// torchrun.
 #[must_use]
-pub fn assign(
+pub(crate) fn assign(
     mut choice: DeviceChoice,
     inherited: &InheritedVariables,
     workers: u32,

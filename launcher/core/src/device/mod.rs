@@ -9,7 +9,7 @@
 //! | [`order`] | `--device-order` (pure) |
 //! | `device_choice` | [`DeviceChoice`]: the devices of a launch, and the device of each worker |
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
-//! | [`handover`] | chosen devices → the device and variables of each worker (pure) |
+//! | `handover` | chosen devices → the device and variables of each worker (pure) |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
 //! | `cpu_reason` | the reason why workers run on the CPUs (pure) |
@@ -23,7 +23,7 @@ pub(crate) mod cpu_reason;
 mod device_choice;
 #[cfg(any(test, feature = "fakes"))]
 pub mod fake;
-pub mod handover;
+pub(crate) mod handover;
 pub mod health;
 mod machine;
 pub mod order;

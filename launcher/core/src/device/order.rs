@@ -1,4 +1,5 @@
-//! `--device-order`: sorts the chosen devices. Pure.
+//! `--device-order`: sorts the devices that `choice` has chosen. Facts such as free memory, links and the driver's order
+//! come from the snapshot of the machine. It neither adds nor drops a device. Pure.
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use crate::spec::setting::Origin;
 /// Devices cannot be chosen, counted, shared or bound to as was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// `--devices` is no list of devices.
+    /// `--devices` is not a list of devices.
     #[error("{origin} is `{}`: {error}", display_value(value))]
     Selector {
         /// Where it came from.

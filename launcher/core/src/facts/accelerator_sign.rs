@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn machine_without_accelerators_has_no_sign() {
-        let world = FakeWorld::new().folder("/dev").device("/dev/null").file("/usr/lib/libc.so.6", b"");
+        let world = FakeWorld::default().folder("/dev").device("/dev/null").file("/usr/lib/libc.so.6", b"");
         for path in [None, Some(""), Some("/opt/lib:/usr/lib"), Some(":"), Some("::;")] {
             assert!(!has_sign_with_path(&world, path), "{path:?}");
         }
@@ -87,42 +87,42 @@ mod tests {
     #[test]
     fn each_device_node_is_a_sign() {
         for device in DEVICES {
-            assert!(has_sign_with_path(&FakeWorld::new().device(device), None), "{device}");
+            assert!(has_sign_with_path(&FakeWorld::default().device(device), None), "{device}");
         }
-        assert!(has_sign_with_path(&FakeWorld::new().folder("/dev/dri"), None));
+        assert!(has_sign_with_path(&FakeWorld::default().folder("/dev/dri"), None));
         // A card without its control node cannot be used.
-        assert!(!has_sign_with_path(&FakeWorld::new().device("/dev/nvidia0"), None));
+        assert!(!has_sign_with_path(&FakeWorld::default().device("/dev/nvidia0"), None));
     }
 
     #[test]
     fn nvml_in_library_path_is_a_sign() {
-        let world = FakeWorld::new().file("/opt/fake/libnvidia-ml.so.1", b"");
+        let world = FakeWorld::default().file("/opt/fake/libnvidia-ml.so.1", b"");
         assert!(has_sign_with_path(&world, Some("/nowhere:/opt/fake")));
         assert!(has_sign_with_path(&world, Some("/opt/fake;/nowhere")));
         assert!(!has_sign_with_path(&world, Some("/opt")));
         assert!(!has_sign_with_path(&world, None));
-        let here = FakeWorld::new().file("/job/libnvidia-ml.so.1", b"");
+        let here = FakeWorld::default().file("/job/libnvidia-ml.so.1", b"");
         assert!(has_sign_with_path(&here, Some("/nowhere:")));
         assert!(!has_sign_with_path(&here, Some("")));
         for folder in DRIVER_FOLDERS {
             let path: &'static str = format!("{folder}/{NVML}").leak();
-            assert!(has_sign_with_path(&FakeWorld::new().file(path, b""), None), "{folder}");
+            assert!(has_sign_with_path(&FakeWorld::default().file(path, b""), None), "{folder}");
         }
     }
 
     #[test]
     fn library_without_device_node_is_not_a_device() {
-        let world = FakeWorld::new().file("/usr/lib/libnvidia-ml.so.1", b"");
+        let world = FakeWorld::default().file("/usr/lib/libnvidia-ml.so.1", b"");
         assert!(has_sign_with_path(&world, None) && !has_node(&world, DeviceType::Cuda));
-        assert!(has_node(&FakeWorld::new().device("/dev/nvidiactl"), DeviceType::Cuda));
-        let amd = FakeWorld::new().device("/dev/kfd").folder("/dev/dri");
+        assert!(has_node(&FakeWorld::default().device("/dev/nvidiactl"), DeviceType::Cuda));
+        let amd = FakeWorld::default().device("/dev/kfd").folder("/dev/dri");
         let kinds = DeviceType::ALL.into_iter().filter(|kind| has_node(&amd, *kind)).collect::<Vec<_>>();
         assert_eq!(kinds, [DeviceType::Rocm, DeviceType::Xpu]);
     }
 
     #[test]
     fn long_library_path_is_searched_up_to_a_limit() {
-        let world = FakeWorld::new().file("/far/libnvidia-ml.so.1", b"");
+        let world = FakeWorld::default().file("/far/libnvidia-ml.so.1", b"");
         let path = format!("{}/far", "/nowhere:".repeat(100_000));
         assert!(!has_sign_with_path(&world, Some(&path)));
     }

@@ -1,5 +1,4 @@
 //! A world made by hand.
-#![allow(clippy::new_without_default, reason = "tests alone use it")]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -40,8 +39,8 @@ pub enum Question {
     CudaOrder(Duration),
 }
 
-impl FakeWorld {
-    pub fn new() -> Self {
+impl Default for FakeWorld {
+    fn default() -> Self {
         let nothing = Self {
             entries: BTreeMap::new(),
             cpus: 3,
@@ -53,7 +52,9 @@ impl FakeWorld {
         };
         nothing.folder("/job").folder("/tmp")
     }
+}
 
+impl FakeWorld {
     fn add(mut self, path: &str, kind: FileKind, executable: bool, bytes: &'static [u8]) -> Self {
         let entry = Entry { kind, readable: true, executable, bytes, target: None };
         self.entries.insert(PathBuf::from(path), entry);

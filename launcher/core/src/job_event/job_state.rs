@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// What a job does on this node, in fewer steps than the phases of the state. A status has it by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// The stores, or the log folders of a generation, are being opened. No worker runs.
+    #[default]
     Starting,
     /// This node waits for the others, for a first or a further round.
     Joining,

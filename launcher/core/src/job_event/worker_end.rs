@@ -68,9 +68,9 @@ pub enum FailureKind {
         limit: Duration,
     },
     /// It was uninterruptible (state `D`) for too long and was stopped for that.
-    Stuck {
+    Uninterruptible {
         /// The time for which it was uninterruptible.
-        stuck_for: Duration,
+        blocked_for: Duration,
     },
 }
 

@@ -45,7 +45,7 @@ struct PeerRecord {
     /// Whether the heartbeat counter has advanced while this node was reading it.
     has_moved: bool,
     gone: ConnectionStatus,
-    /// The node's heartbeat in the state changed after the last read of its counter: another agent believes that it is
+    /// The node's heartbeat in the state changed after the last read of its counter: another agent reports that it is
     /// alive.
     is_doubtful: bool,
     heartbeat: Option<Timestamp>,

@@ -1,4 +1,5 @@
-//! Assigns node ranks to the members of a complete round. Pure; `roles` then derives the ranks of the workers.
+//! Assigns node ranks to the members of a complete round. The members and their descriptors come from the store;
+//! `roles` derives the ranks of the workers. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

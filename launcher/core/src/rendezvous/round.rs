@@ -28,7 +28,7 @@ use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 /// How long after the deadline an agent still removes itself from the state; torch's value.
 const SELF_REMOVAL_LIMIT: Duration = Duration::from_secs(5);
-/// Another machine's clock is believed to be ahead of ours by at most this, in microseconds.
+/// The most by which another machine's clock may be ahead of ours, in microseconds.
 const MAX_CLOCK_SKEW: i64 = 24 * 3600 * 1_000_000;
 
 /// The agent for which the next step is decided.

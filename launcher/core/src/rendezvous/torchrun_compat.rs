@@ -201,10 +201,9 @@ impl MasterAddressCache {
     /// A torchrun member has cached another address.
     pub fn check(&self, members: &Members, place: &PublishedAddress) -> Result<(), StaleMasterAddress> {
         let rank_zero = members.first().filter(|(_, descriptor)| descriptor.is_none()).map(|(node, _)| node);
-        match self.cached_by(members).find(|(node, believed)| Some(*node) != rank_zero && *believed != place)
-        {
-            Some((peer, believed)) => {
-                Err(StaleMasterAddress { peer: peer.clone(), cached_address: believed.clone() })
+        match self.cached_by(members).find(|(node, cached)| Some(*node) != rank_zero && *cached != place) {
+            Some((peer, cached)) => {
+                Err(StaleMasterAddress { peer: peer.clone(), cached_address: cached.clone() })
             }
             None => Ok(()),
         }

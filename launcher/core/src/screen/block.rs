@@ -1,5 +1,5 @@
 //! Lines that are rewritten. On a terminal they are a block at its bottom, one row for each line, which is erased and
-//! drawn again when ordinary lines come. Elsewhere a picture of each becomes a line now and then. Pure.
+//! drawn again when ordinary lines come. Elsewhere a snapshot of each becomes a line now and then. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use crate::screen::{PROMPT_AGE, Screen, ScreenKind, StreamId};
 
 /// The block is drawn at most so often for changes of its own.
 const FRAME: Duration = Duration::from_millis(50);
-/// Where nothing can be taken back, the first picture of a line is written after this time.
-pub(super) const FIRST_PICTURE: Duration = Duration::from_secs(1);
+/// Where nothing can be taken back, the first snapshot of a line is written after this time.
+pub(super) const FIRST_SNAPSHOT: Duration = Duration::from_secs(1);
 /// The next ones of a stream are written at most so often.
-pub(super) const PICTURE_INTERVAL: Duration = Duration::from_secs(10);
+pub(super) const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(10);
 /// Rows of the terminal that the block leaves to ordinary lines.
 const ROWS_FOR_LINES: u16 = 4;
 
@@ -113,7 +113,7 @@ impl Screen {
         text.extend_from_slice(&stream.take_pending());
         stream.reset_row();
         stream.area = Some(Box::new(ProgressArea::new(now)));
-        stream.picture_due = stream.picture_due.max(now + FIRST_PICTURE);
+        stream.snapshot_due = stream.snapshot_due.max(now + FIRST_SNAPSHOT);
         self.open.retain(|&open| open != id);
         self.redraw(out);
         self.follow(id, &text, out);
@@ -133,7 +133,7 @@ impl Screen {
         taken
     }
 
-    /// Blank lines that were held, or a picture that was finished by its carriage return.
+    /// Blank lines that were held, or a snapshot that was finished by its carriage return.
     pub(super) fn show_whole_rows(&mut self, id: StreamId, out: &mut Vec<u8>) -> bool {
         let Some(stream) = self.streams.get(&id).filter(|stream| stream.holds_whole_rows()) else {
             return false;
@@ -157,7 +157,7 @@ impl Screen {
         }
     }
 
-    /// Writes the rows that time has finished, and pictures where they cannot be taken back.
+    /// Writes the rows that time has finished, and snapshots where they cannot be taken back.
     pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
         let ids: Vec<StreamId> = self.streams_with_progress().map(|(id, _, _)| id).collect();
         for id in ids {
@@ -169,30 +169,30 @@ impl Screen {
                 stream.area = None;
             }
             self.write_rows(id, &finished, out);
-            self.write_due_picture(id, now, out);
+            self.write_due_snapshot(id, now, out);
         }
     }
 
-    fn write_due_picture(&mut self, id: StreamId, now: Instant, out: &mut Vec<u8>) {
+    fn write_due_snapshot(&mut self, id: StreamId, now: Instant, out: &mut Vec<u8>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        if picture_due(self.kind, stream).is_none_or(|due| due > now) {
+        if snapshot_due(self.kind, stream).is_none_or(|due| due > now) {
             return;
         }
         stream.is_undrawn = false;
-        let mut pictures = Vec::new();
+        let mut snapshots = Vec::new();
         for row in stream.area.iter_mut().flat_map(|area| area.visible_mut()) {
-            if let Some(picture) = row.new_picture() {
-                pictures.extend_from_slice(stream.label.as_deref().unwrap_or_default());
-                pictures.extend_from_slice(picture);
-                pictures.push(b'\n');
+            if let Some(snapshot) = row.new_snapshot() {
+                snapshots.extend_from_slice(stream.label.as_deref().unwrap_or_default());
+                snapshots.extend_from_slice(snapshot);
+                snapshots.push(b'\n');
             }
         }
-        if pictures.is_empty() {
+        if snapshots.is_empty() {
             return;
         }
-        stream.picture_due = now + PICTURE_INTERVAL;
+        stream.snapshot_due = now + SNAPSHOT_INTERVAL;
         self.clear_open_lines(out);
-        out.extend_from_slice(&pictures);
+        out.extend_from_slice(&snapshots);
         self.redraw(out);
     }
 
@@ -314,15 +314,15 @@ impl Screen {
     /// When an area or the block changes without a new byte.
     pub(super) fn block_deadline(&self) -> impl Iterator<Item = Instant> {
         let areas = self.streams_with_progress().flat_map(|(_, stream, area)| {
-            [area.settles_at(), picture_due(self.kind, stream)].into_iter().flatten()
+            [area.settles_at(), snapshot_due(self.kind, stream)].into_iter().flatten()
         });
         areas.chain(self.draws_at())
     }
 }
 
-/// When the next picture of this stream's lines is written as lines.
-fn picture_due(kind: ScreenKind, stream: &WorkerStream) -> Option<Instant> {
+/// When the next snapshot of this stream's lines is written as lines.
+fn snapshot_due(kind: ScreenKind, stream: &WorkerStream) -> Option<Instant> {
     let area = stream.area.as_deref()?;
     let is_wanted = kind == ScreenKind::Plain && stream.is_undrawn && area.visible().next().is_some();
-    is_wanted.then_some(stream.picture_due)
+    is_wanted.then_some(stream.snapshot_due)
 }

@@ -1,6 +1,6 @@
 #![expect(clippy::disallowed_methods, reason = "an `Instant` can only be made by reading the clock")]
 
-use crate::screen::block::PICTURE_INTERVAL;
+use crate::screen::block::SNAPSHOT_INTERVAL;
 use crate::screen::*;
 use proptest::prelude::*;
 
@@ -188,7 +188,7 @@ fn blank_line_of_an_ordinary_stream_is_shown_after_a_moment() {
 fn plain_output_shows_bar_rarely_and_its_last_state() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
-    let tenths = u64::try_from(PICTURE_INTERVAL.as_millis()).unwrap() / 10;
+    let tenths = u64::try_from(SNAPSHOT_INTERVAL.as_millis()).unwrap() / 10;
     for step in 0..25 {
         bench.feed(a, &format!("\r{step}%"));
         bench.feed(b, "line\n");
@@ -196,8 +196,8 @@ fn plain_output_shows_bar_rarely_and_its_last_state() {
     }
     bench.feed(a, "\r100%\nend\n");
     bench.after(0);
-    let pictures: Vec<_> = bench.written.lines().filter(|line| line.starts_with("[0]")).collect();
-    assert_eq!(pictures, ["[0]:0%", "[0]:10%", "[0]:20%", "[0]:100%", "[0]:end"]);
+    let snapshots: Vec<_> = bench.written.lines().filter(|line| line.starts_with("[0]")).collect();
+    assert_eq!(snapshots, ["[0]:0%", "[0]:10%", "[0]:20%", "[0]:100%", "[0]:end"]);
     assert_eq!(bench.written.matches("[1]:line\n").count(), 25);
 }
 
@@ -211,7 +211,7 @@ fn plain_output_does_not_repeat_unchanged_bar() {
     assert_eq!(bench.screen.deadline(), None, "nothing is waited for");
     bench.feed(a, "\r20%");
     bench.after(10_000);
-    assert_eq!(bench.screen.deadline(), None, "the same picture is no news");
+    assert_eq!(bench.screen.deadline(), None, "an equal snapshot is not drawn again");
     bench.end(a);
     assert_eq!(bench.written, "[0]:20%\n");
 }
@@ -350,7 +350,7 @@ fn fast_bar_is_drawn_at_frame_rate() {
         bench.after(1);
     }
     let drawn = bench.written.matches("step ").count();
-    assert!((10..=22).contains(&drawn), "{drawn} pictures in a second");
+    assert!((10..=22).contains(&drawn), "{drawn} snapshots in a second");
     bench.after(60);
     assert_eq!(bench.rows(), ["[0]:step 999"]);
     assert_eq!(bench.screen.deadline(), None, "nothing is waited for");

@@ -20,7 +20,7 @@ pub(super) struct ProgressRow {
     pub(super) cells: CellRow,
     /// Whether the stream went back to its start, or erased some of it.
     pub(super) rewritten: bool,
-    /// The last picture of it that became a line.
+    /// The last snapshot of it that became a line.
     written: Option<Vec<u8>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct ProgressRow {
 enum LastMove {
     #[default]
     Other,
-    /// To the start of its row: the next character begins a new picture.
+    /// To the start of its row: the next character begins a new snapshot.
     Return,
     Newline,
 }
@@ -216,24 +216,24 @@ impl ProgressArea {
 }
 
 impl ProgressRow {
-    /// Its picture, which becomes a line now, unless it did already.
-    pub(super) fn new_picture(&mut self) -> Option<&[u8]> {
-        let picture = self.picture();
-        if self.written.as_ref() == Some(&picture) {
+    /// Its snapshot, which becomes a line now, unless it did already.
+    pub(super) fn new_snapshot(&mut self) -> Option<&[u8]> {
+        let snapshot = self.snapshot();
+        if self.written.as_ref() == Some(&snapshot) {
             return None;
         }
-        Some(self.written.insert(picture))
+        Some(self.written.insert(snapshot))
     }
 
-    /// Whether its last picture is a line already.
+    /// Whether its last snapshot is a line already.
     pub(super) fn is_written(&self) -> bool {
-        self.written.as_ref().is_some_and(|written| *written == self.picture())
+        self.written.as_ref().is_some_and(|written| *written == self.snapshot())
     }
 
-    fn picture(&self) -> Vec<u8> {
-        let mut picture = Vec::new();
-        self.cells.draw(usize::MAX, &mut picture);
-        picture
+    fn snapshot(&self) -> Vec<u8> {
+        let mut snapshot = Vec::new();
+        self.cells.draw(usize::MAX, &mut snapshot);
+        snapshot
     }
 
     fn erase(&mut self, erase: impl FnOnce(&mut CellRow)) {

@@ -41,10 +41,10 @@ pub(super) struct WorkerStream {
     /// The rewritten lines, from the first one on until the last one is finished.
     pub(super) area: Option<Box<ProgressArea>>,
     pub(super) prompt: PromptState,
-    /// The area was fed since a picture of it was written.
+    /// The area was fed since a snapshot of it was written.
     pub(super) is_undrawn: bool,
-    /// When the next picture may be written where none can be taken back.
-    pub(super) picture_due: Instant,
+    /// When the next snapshot may be written where none can be taken back.
+    pub(super) snapshot_due: Instant,
 }
 
 /// The unfinished line, or its bytes since it was last shown.
@@ -97,7 +97,7 @@ impl WorkerStream {
             area: None,
             prompt: PromptState::Never,
             is_undrawn: false,
-            picture_due: now,
+            snapshot_due: now,
         }
     }
 
@@ -129,7 +129,7 @@ impl WorkerStream {
         }
     }
 
-    /// Whether the held bytes can be shown at once: blank lines, or a picture that ends with its carriage return.
+    /// Whether the held bytes can be shown at once: blank lines, or a snapshot that ends with its carriage return.
     pub(super) fn holds_whole_rows(&self) -> bool {
         self.label.is_some() && (self.pending.is_blank() || self.pending.bytes.ends_with(b"\r"))
     }

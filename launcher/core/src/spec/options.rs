@@ -9,7 +9,7 @@ use crate::posix::Signal;
 use clap::Args;
 use serde::Serialize;
 
-use super::signal::CatchableSignal;
+use super::signal::StopSignal;
 use super::stop::StopTarget;
 
 /// Options that need no other setting.
@@ -20,9 +20,11 @@ pub struct IndependentOptions {
     /// KeyboardInterrupt, so that a program can save and clean up; after --grace SIGKILL follows as ever [default: the
     /// one that the launcher got, else TERM]
     #[arg(long, value_name = "SIGNAL", help_heading = "Stopping")]
-    pub stop_signal: Option<CatchableSignal>,
+    pub stop_signal: Option<StopSignal>,
     /// Which processes of a worker get the signal that stops it: the rank alone, so that its data loaders can serve it
-    /// while it saves, or its whole group; SIGKILL ends the group [default: group]
+    /// while it saves, or its process group; auto means the rank alone where its process is Python or a program in Rust
+    /// with rankrun-worker, and the group where a shell or another program stands before it. What the rank leaves gets
+    /// the signal at its exit; SIGKILL ends the group [default: auto; as torchrun: group]
     #[arg(long, help_heading = "Stopping")]
     pub stop_signal_to: StopTarget,
 }
@@ -32,7 +34,7 @@ impl IndependentOptions {
     #[must_use]
     pub fn signal_of_stop(&self, signal: Signal) -> Signal {
         let other = self.stop_signal.filter(|_| signal != Signal::SIGKILL);
-        other.map_or(signal, |CatchableSignal(other)| other)
+        other.map_or(signal, |StopSignal(other)| other)
     }
 }
 

@@ -21,10 +21,13 @@ pub struct StopPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StopTarget {
+    /// The worker alone where its process is the training program itself, else its process group; under the name
+    /// torchrun the group.
+    #[default]
+    Auto,
     /// The worker alone: what it has started can serve it while it saves its work.
     Rank,
     /// The process group of the worker, as under torchrun.
-    #[default]
     Group,
 }
 
@@ -33,8 +36,8 @@ pub enum StopTarget {
 pub enum LeftoverPolicy {
     /// They live on, as under torchrun.
     Keep,
-    /// The launcher waits for them, and then stops them like workers; processes with `RANKRUN_KEEP=1` in their
-    /// environment live on.
+    /// The launcher waits for them, and then stops them with SIGTERM, and after the grace with SIGKILL; processes with
+    /// `RANKRUN_KEEP=1` in their environment live on.
     End {
         /// How long they are waited for.
         grace: Duration,

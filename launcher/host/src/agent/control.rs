@@ -15,14 +15,10 @@ use crate::agent::Agent;
 use crate::agent::inputs::wait_for_inputs;
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::control::endpoint::{ControlEndpoint, ControlReply, ControlRequest};
-use crate::control::folder::RuntimeFolders;
+use crate::control::folder::{FolderError, RuntimeFolders};
 use crate::control::protocol::Accepted;
 use crate::control::snapshot::JobSnapshot;
-use crate::reporter::job_event_text;
-use rankrun_core::agent::message::{Action, Input};
-use rankrun_core::exit_code::ExitStatus;
-use rankrun_core::job_event::JobEvent;
-use rankrun_core::posix::signal_name;
+use rankrun_core::agent::message::Input;
 use rankrun_core::spec::CliFlavor;
 
 /// The name of the thread for calls on the folder.
@@ -34,6 +30,8 @@ const FOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct ControlSocket {
     socket: SocketState,
+    /// The refused folder that the user was told of: each start tries again.
+    reported_refusal: Option<String>,
     /// Each belongs to an [`Input::RestartRequested`] that the state has not seen.
     restart_requests: VecDeque<RestartRequest>,
 }
@@ -49,7 +47,7 @@ enum SocketState {
     #[default]
     Closed,
     /// On another thread: the file system of the folder may not answer.
-    Opening(BlockingCall<io::Result<ControlEndpoint>>),
+    Opening(BlockingCall<Result<ControlEndpoint, FolderError>>),
     Open(ControlEndpoint),
 }
 
@@ -65,14 +63,36 @@ impl ControlSocket {
 
     fn endpoint(&mut self) -> Option<&mut ControlEndpoint> {
         if let SocketState::Opening(call) = &self.socket {
-            self.socket = match call.progress() {
+            match call.progress() {
                 CallProgress::Running => return None,
-                CallProgress::Returned(Ok(endpoint)) => SocketState::Open(endpoint),
-                CallProgress::Returned(Err(error)) => closed_by(&error),
-                CallProgress::Lost => closed_by(&io::Error::other("its thread has panicked")),
-            };
+                CallProgress::Returned(Ok(endpoint)) => self.socket = SocketState::Open(endpoint),
+                CallProgress::Returned(Err(error)) => self.fail(&error),
+                CallProgress::Lost => self.fail(&io::Error::other("its thread has panicked").into()),
+            }
         }
         if let SocketState::Open(endpoint) = &mut self.socket { Some(endpoint) } else { None }
+    }
+
+    /// The job runs on without a socket.
+    fn fail(&mut self, error: &FolderError) {
+        self.socket = SocketState::Closed;
+        let text = format!("no control socket, so `rankrun status` does not see this job: {error}");
+        match error {
+            // Of concern to the user in any case: another user may be at work.
+            FolderError::Refused(_) if self.reported_refusal.as_ref() != Some(&text) => {
+                tracing::warn!("{text}");
+                self.reported_refusal = Some(text);
+            }
+            FolderError::Refused(_) | FolderError::Io(_) => tracing::info!("{text}"),
+        }
+    }
+
+    /// Sends an event to the clients that read events.
+    pub(super) fn publish(&self, generation: Generation, name: &str, text: impl FnOnce() -> String) {
+        let SocketState::Open(endpoint) = &self.socket else { return };
+        if endpoint.event_readers() > 0 {
+            endpoint.publish(generation, name, text());
+        }
     }
 
     /// Lets readers have the last events, and removes the folder. A file system that does not answer is left behind.
@@ -83,7 +103,7 @@ impl ControlSocket {
         self.endpoint();
         match std::mem::take(&mut self.socket) {
             SocketState::Closed => {}
-            SocketState::Opening(_) => drop(closed_by(&silent_folder())),
+            SocketState::Opening(_) => self.fail(&silent_folder().into()),
             SocketState::Open(endpoint) => {
                 let is_in_memory = endpoint.is_in_memory();
                 let folder = endpoint.close();
@@ -102,11 +122,6 @@ impl ControlSocket {
             }
         }
     }
-}
-
-fn closed_by(error: &io::Error) -> SocketState {
-    tracing::info!("no control socket, so `rankrun status` does not see this job: {error}");
-    SocketState::Closed
 }
 
 fn silent_folder() -> io::Error {
@@ -128,12 +143,15 @@ impl Agent<'_> {
                 let places = RuntimeFolders::of_environment(self.workers.environment());
                 let job = self.workers.job().clone();
                 let call = BlockingCall::start(THREAD, move |_| ControlEndpoint::open(&places, &job));
-                self.control.socket = call.map_or_else(|error| closed_by(&error), SocketState::Opening);
+                match call {
+                    Ok(call) => self.control.socket = SocketState::Opening(call),
+                    Err(error) => self.control.fail(&error.into()),
+                }
             }
         }
     }
 
-    /// Answers the clients; their wishes are inputs of the state.
+    /// Answers the clients; a stop and a restart become inputs of the state.
     pub(super) fn answer_control_requests(&mut self) -> Vec<Input> {
         let requests = self.control.endpoint().map(ControlEndpoint::take_requests).unwrap_or_default();
         requests.into_iter().filter_map(|request| self.answer_control_request(request)).collect()
@@ -148,7 +166,8 @@ impl Agent<'_> {
             }
             ControlRequest::Stop { client, reply } => {
                 self.accept(reply);
-                self.user_log.print_line(&format!("`rankrun stop`{} asks for a stop", by_pid(client)));
+                let text = format!("`rankrun stop`{} asks for a stop", by_pid(client));
+                self.announce("client_asks_for_stop", &text);
                 Some(self.state.stop_by_client())
             }
             ControlRequest::Restart { client, reply } => {
@@ -169,7 +188,8 @@ impl Agent<'_> {
             return;
         }
         self.accept(reply);
-        self.user_log.print_line(&format!("`rankrun restart`{} asks for a restart", by_pid(client)));
+        let text = format!("`rankrun restart`{} asks for a restart", by_pid(client));
+        self.announce("client_asks_for_restart", &text);
     }
 
     fn accept(&self, reply: oneshot::Sender<ControlReply>) {
@@ -181,42 +201,6 @@ impl Agent<'_> {
         let summary = self.state.summary();
         let is_live = |local_rank: LocalRank| self.state.is_live(local_rank);
         self.workers.snapshot(&summary, self.final_report.launcher(), self.began.elapsed(), &is_live)
-    }
-
-    /// Tells the readers of events what the loop does now; `generation` is that before the input which caused it.
-    pub(super) fn publish(&self, generation: Generation, action: &Action) {
-        match action {
-            Action::Emit(event) => {
-                self.publish_event(self.generation_of(event, generation), event.name(), || {
-                    let subject = self.workers.event_subject();
-                    job_event_text::render(event, subject.spec, subject.round).unwrap_or_default()
-                })
-            }
-            Action::Finish(end) => self.publish_event(generation, "job_finished", || match end.status {
-                ExitStatus::Code(code) => format!("the job ends with exit status {code}"),
-                ExitStatus::Signal(signal) => format!("the job ends by {}", signal_name(signal)),
-            }),
-            _ => {}
-        }
-    }
-
-    /// The generation that the event is about: a restart is about the next one.
-    const fn generation_of(&self, event: &JobEvent, before: Generation) -> Generation {
-        match event {
-            JobEvent::Restarting { .. } | JobEvent::RestartedByRequest => self.state.generation(),
-            _ => before,
-        }
-    }
-
-    pub(super) fn publish_start(&self, generation: Generation) {
-        self.publish_event(generation, "workers_started", || "the workers are started".to_owned());
-    }
-
-    fn publish_event(&self, generation: Generation, name: &str, text: impl FnOnce() -> String) {
-        let SocketState::Open(control) = &self.control.socket else { return };
-        if control.event_readers() > 0 {
-            control.publish(generation, name, text());
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use rankrun_core::agent::phase::FLUSH_TIMEOUT;
 use rankrun_core::rendezvous::RendezvousEnd;
 
 /// The outcome of the job, until it is reported.
-pub(super) struct Ending {
+pub(super) struct PendingReport {
     pub(super) outcome: JobOutcome,
     time_limit_error: Option<LaunchError>,
     /// The launcher's own error, for the process that started it.
@@ -30,18 +30,18 @@ impl Agent<'_> {
         // Kills the probes that have not answered.
         self.device_check = None;
         if let Some(opening) = self.opening.take() {
-            opening.abandon(self.user_log);
+            self.abandon_call(opening);
         }
         if let Some(pending) = self.pending_join.take() {
-            pending.call.abandon(self.user_log);
+            self.abandon_call(pending.call);
         }
         if let Some(pending) = self.pending_start.take() {
-            pending.call.abandon(self.user_log);
+            self.abandon_call(pending.call);
         }
         self.departure = self.leave(&outcome);
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
         let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
-        self.ending = Some(Ending { outcome, time_limit_error, own_error: None });
+        self.pending_report = Some(PendingReport { outcome, time_limit_error, own_error: None });
         self.departure.as_ref().map(|departure| Input::PeersTold { until: departure.until })
     }
 
@@ -49,24 +49,24 @@ impl Agent<'_> {
     pub(super) fn drain_output(&mut self) -> Option<Input> {
         let scan_error = self.report_scan_error();
         let launcher_error = self.state.launcher_error().map(|error| error.report.clone());
-        let Some(ending) = &mut self.ending else { return Some(Input::OutputDrained) };
-        let end = &ending.outcome;
+        let Some(report) = &mut self.pending_report else { return Some(Input::OutputDrained) };
+        let end = &report.outcome;
         let elsewhere = final_report::remote_error_report(end);
         let launcher = self.final_report.launcher();
-        ending.own_error = scan_error
+        report.own_error = scan_error
             .or(launcher_error)
             .or(elsewhere)
-            .or_else(|| ending.time_limit_error.as_ref().map(error_report))
+            .or_else(|| report.time_limit_error.as_ref().map(error_report))
             .or_else(|| {
                 end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
             });
-        let own_error = &ending.own_error;
+        let own_error = &report.own_error;
         let raw_error = own_error.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
         self.workers.emit_end_events(end, raw_error);
         match self.workers.drain() {
             Ok(drained) => self.drained = Some(drained),
             Err(error) => {
-                self.user_log.error(&error, Some(error.hint()));
+                self.announce_error(&error, Some(error.hint()));
                 return Some(Input::OutputDrained);
             }
         }
@@ -82,17 +82,17 @@ impl Agent<'_> {
     pub(super) fn report_outcome(&mut self) {
         self.drained = None;
         if let Some(file) = self.parent_file.take() {
-            file.call.abandon(self.user_log);
+            self.abandon_call(file.call);
         }
-        let Some(Ending { outcome, time_limit_error, .. }) = self.ending.take() else {
+        let Some(PendingReport { outcome, time_limit_error, .. }) = self.pending_report.take() else {
             return;
         };
         let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
         if let Some(RendezvousEnd::Failed { error, .. }) = &outcome.remote_end {
-            self.user_log.error(error.error(), error.hint());
+            self.announce_error(error.error(), error.hint());
         }
         if let Some(error) = time_limit_error {
-            self.user_log.error(&error, error.hint().as_deref());
+            self.announce_error(&error, error.hint().as_deref());
         }
         let reported = self.workers.reported_error_files(&shown, self.user_log);
         // Without a guard, no process reads our output, and no process of the job may remain a second later.

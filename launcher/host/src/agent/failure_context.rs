@@ -178,7 +178,8 @@ impl FailureContext<'_> {
         let recorded = listed_exits(&failure.following_ends);
         let most = (MAX_TORCH_REPORT_TEXT / (recorded.len() + 1)).max(MAX_CUT_TEXT);
         let mut root_cause = self.failed_worker(&failure.first, most);
-        if let (FailureKind::Stuck { stuck_for: dwell }, Message::None) = (failure.kind, &root_cause.message)
+        if let (FailureKind::Uninterruptible { blocked_for: dwell }, Message::None) =
+            (failure.kind, &root_cause.message)
         {
             let dwell = dwell.as_secs_f64();
             root_cause.message =

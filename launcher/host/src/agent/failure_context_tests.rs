@@ -6,7 +6,7 @@ use rankrun_contract::rank::LocalWorldSize;
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::placement;
 use rankrun_core::posix::{Exit, Pid};
-use rankrun_core::spec::example;
+use rankrun_core::spec::fake::example;
 
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
@@ -84,7 +84,8 @@ fn torch_report_omits_successes_and_lists_stopped_workers_last() {
 
 #[test]
 fn torch_report_of_stuck_worker_names_dstate() {
-    let root = report(FailureKind::Stuck { stuck_for: Duration::from_millis(2_040) }, None, &[]).root_cause;
+    let root = report(FailureKind::Uninterruptible { blocked_for: Duration::from_millis(2_040) }, None, &[])
+        .root_cause;
     let expected = "Worker stuck in uninterruptible sleep (D-state) for 2.0s";
     assert_eq!(root.message, Message::Text(expected.to_owned()));
 }

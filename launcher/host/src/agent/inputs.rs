@@ -44,7 +44,7 @@ impl Agent<'_> {
         if !self.state.is_suspended() && !inputs.iter().any(is_stopping) {
             inputs.extend(self.advance_opening());
             self.advance_join();
-            inputs.extend(self.advance_start());
+            self.advance_start();
             self.report_long_calls();
         }
         // Also after them: a job that is told to stop must not restart.
@@ -59,9 +59,10 @@ impl Agent<'_> {
         if self.departure.take_if(|departure| departure.is_over()).is_some() {
             inputs.push_back(Input::PeersLeft);
         }
-        let (events, has_reported_wait) = self.rendezvous.receive_inputs(self.user_log);
-        inputs.extend(events);
-        if has_reported_wait {
+        let received = self.rendezvous.receive();
+        inputs.extend(received.inputs);
+        received.announcements.iter().for_each(|line| self.announce(line.name, &line.text));
+        if received.has_wait {
             self.open_control_socket();
         }
         if self.state.has_workers() {

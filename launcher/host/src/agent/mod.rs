@@ -6,6 +6,7 @@
 //! reporter's.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
+mod announce;
 mod control;
 mod device_check;
 mod drain;
@@ -39,7 +40,7 @@ use rankrun_contract::report::ErrorReport;
 
 use crate::agent::control::ControlSocket;
 use crate::agent::device_check::DeviceCheckRun;
-use crate::agent::drain::Ending;
+use crate::agent::drain::PendingReport;
 use crate::agent::final_report::FinalReport;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::opening::OpenedResources;
@@ -60,7 +61,6 @@ use rankrun_core::agent::message::{Action, Input};
 use rankrun_core::agent::rules::JobRules;
 use rankrun_core::agent::state::State;
 use rankrun_core::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use rankrun_core::job_event::JobEvent;
 use rankrun_core::job_event::rank_table::EndedRank;
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::spec::stop::StopReason;
@@ -154,8 +154,10 @@ struct Agent<'a> {
     /// Answers to actions that were there at once.
     answers: VecDeque<Input>,
     control: ControlSocket,
+    /// The generation before the input that is handled.
+    input_generation: Generation,
     began: Instant,
-    ending: Option<Ending>,
+    pending_report: Option<PendingReport>,
     /// The output of the workers, while it is written out.
     drained: Option<Drained>,
     /// The notice to the other nodes, while it is on its way.
@@ -192,8 +194,9 @@ impl<'a> Agent<'a> {
             progress_probe: None,
             answers: VecDeque::new(),
             control: ControlSocket::default(),
+            input_generation: Generation(0),
             began: Instant::now(),
-            ending: None,
+            pending_report: None,
             drained: None,
             departure: None,
             parent_file: None,
@@ -209,16 +212,18 @@ impl<'a> Agent<'a> {
             while let Some(input) =
                 self.answers.pop_front().or_else(|| self.state.next_input(Instant::now(), &mut inputs))
             {
-                let generation = self.state.generation();
                 let actions = self.handle_input(input);
                 self.tell_guard_of_workers(true);
                 for action in actions {
-                    self.publish(generation, &action);
                     match action {
-                        Action::Exit { status } => return Ok(status),
+                        Action::Exit { status } => {
+                            self.publish_end(status);
+                            return Ok(status);
+                        }
                         action => inputs.extend(self.perform_action(action)),
                     }
                 }
+                self.input_generation = self.state.generation();
                 self.tell_guard_of_workers(false);
             }
             let mut readers = self.signal_fds();
@@ -266,8 +271,13 @@ impl<'a> Agent<'a> {
                 self.workers.forward_signal(generation, &local_ranks, signal);
             }
             Action::Signal { generation, local_ranks, signal } => {
-                self.workers.signal(generation, &local_ranks, signal);
+                let alone = self.workers.signal(generation, &local_ranks, signal);
+                self.answers.extend(alone);
                 return self.cancel_start(generation);
+            }
+            Action::SignalGroups { generation, local_ranks, signal } => {
+                let left = self.workers.signal_groups_left(generation, &local_ranks, signal);
+                self.answers.push_back(left);
             }
             Action::ReleaseExternalWorker { reason, failed } => {
                 if let Some(external_worker) = self.workers.external_worker() {
@@ -293,7 +303,7 @@ impl<'a> Agent<'a> {
             Action::ReassignDevices { .. } => {
                 return self.device_check.as_mut()?.reassign(&mut self.workers, None);
             }
-            Action::Emit(event) => self.emit(&event),
+            Action::Emit(event) => self.announce_event(&event),
             Action::Suspend { has_processes } => self.suspend_job(has_processes),
             Action::Resume { has_processes, suspended_for } => self.resume_job(has_processes, suspended_for),
             Action::KillSuspended => self.kill_suspended_job(),
@@ -308,19 +318,13 @@ impl<'a> Agent<'a> {
         None
     }
 
-    fn emit(&self, event: &JobEvent) {
-        self.user_log.event(event, self.workers.event_subject());
-        if matches!(event, JobEvent::DevicesReassigned { .. }) {
-            let lines = self.workers.pending_device_lines();
-            lines.iter().for_each(|line| self.user_log.print_line(&line.to_string()));
-        }
-    }
-
     fn perform_shutdown_action(&mut self, action: Action) -> Option<Input> {
         match action {
             Action::Finish(outcome) => return self.announce_outcome(outcome),
             Action::DrainOutput => return self.drain_output(),
-            Action::Notify(notice) => self.user_log.print_line(leftovers_text::shutdown_notice(notice)),
+            Action::Notify(notice) => {
+                self.announce(notice.name(), leftovers_text::shutdown_notice(notice));
+            }
             Action::WriteParentFile => return self.write_parent_file(),
             Action::ReportOutcome => self.report_outcome(),
             Action::SweepLeftovers { step } => {

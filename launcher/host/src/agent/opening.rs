@@ -4,7 +4,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::agent::host;
 use crate::agent::rendezvous_handle::rendezvous_setup;
@@ -14,6 +14,7 @@ use crate::blocking::file_calls::FileCalls;
 use crate::blocking::local_disk::{is_in_memory, is_on_local_disk};
 use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
+use crate::process::exec_files::{is_local_with_own_loader, read_exec_files};
 use crate::rendezvous::Rendezvous;
 use rankrun_core::spec::{EventLog, LaunchSpec, LogDir};
 
@@ -21,7 +22,7 @@ use rankrun_core::spec::{EventLog, LaunchSpec, LogDir};
 pub(super) struct OpenedResources {
     pub(super) rendezvous: Rendezvous,
     pub(super) log_tree: Option<LogTree>,
-    /// The log tree is in memory, and the program on a local disk.
+    /// The log tree is in memory, and the program with the files that its exec needs on a local disk.
     pub(super) are_files_in_memory: bool,
     /// The full name of this node, where events need it.
     pub(super) full_name: Option<String>,
@@ -42,20 +43,22 @@ pub(super) fn start_opening(
     files.start(move |step| open_resources(&spec, step)).map(WatchedCall::new)
 }
 
-/// True if no call waits for a server. A folder that the user named is unknown yet, so the question itself might hang;
-/// the program and the temporary folder were read with the command line.
+/// True if no call waits for a server. A folder that the user named is unknown yet, so the question itself might hang, and
+/// so are an interpreter and a foreign loader; the program and the temporary folder were read with the command line.
 fn opens_at_once(spec: &LaunchSpec) -> bool {
     let is_named = matches!(spec.logs.dir, LogDir::At(_));
     let resolves = spec.rendezvous.is_shared() || spec.rendezvous.store().addr.parse::<IpAddr>().is_err();
     !is_named
         && !resolves
         && spec.events != EventLog::Console
-        && are_files_in_memory(spec, spec.logs.dir.folder())
+        && spec.logs.dir.folder().is_none_or(is_in_memory)
+        && is_local_with_own_loader(spec.entrypoint.program())
 }
 
-fn are_files_in_memory(spec: &LaunchSpec, folder: Option<&Path>) -> bool {
-    // Of the program only the first byte is read; its exec, for which the main thread waits, reads more of it.
-    folder.is_none_or(is_in_memory) && is_on_local_disk(spec.entrypoint.program())
+/// The exec, for which the main thread waits, reads more of the program than the start, which was read before.
+fn are_files_in_memory(spec: &LaunchSpec, folder: Option<&Path>, step: &CallStep) -> bool {
+    let is_local = |file: &PathBuf| is_on_local_disk(file);
+    folder.is_none_or(is_in_memory) && read_exec_files(spec.entrypoint.program(), step).iter().all(is_local)
 }
 
 fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {
@@ -74,6 +77,6 @@ fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources,
         }
     };
     let full_name = (spec.events == EventLog::Console).then(host::full_name);
-    let are_files_in_memory = are_files_in_memory(spec, log_tree.as_ref().map(LogTree::run_folder));
+    let are_files_in_memory = are_files_in_memory(spec, log_tree.as_ref().map(LogTree::run_folder), step);
     Ok(OpenedResources { rendezvous, log_tree, are_files_in_memory, full_name })
 }

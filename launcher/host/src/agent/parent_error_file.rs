@@ -32,14 +32,17 @@ pub(super) struct ParentFileCall {
     shows_replaced_text: bool,
 }
 
+/// The name of the event for a file that is not written.
+const NOT_WRITTEN: &str = "parent_error_file_not_written";
+
 /// The start of the text that the file had before.
 type ReplacedText = Result<Option<String>, ParentFileError>;
 
 impl Agent<'_> {
     /// Starts to write the file, if there is one.
     pub(super) fn write_parent_file(&mut self) -> Option<Input> {
-        let ending = self.ending.as_ref()?;
-        let (outcome, own_error) = (&ending.outcome, ending.own_error.as_ref());
+        let report = self.pending_report.as_ref()?;
+        let (outcome, own_error) = (&report.outcome, report.own_error.as_ref());
         let file = self.final_report.parent_file(outcome, own_error, &self.workers, self.user_log);
         let Some(ParentErrorFile { path, text, shows_replaced_text }) = file else {
             return Some(Input::ParentFileWritten);
@@ -50,7 +53,7 @@ impl Agent<'_> {
                 None
             }
             Err(error) => {
-                self.user_log.print_line(&no_thread(&path, &error));
+                self.announce(NOT_WRITTEN, &no_thread(&path, &error));
                 Some(Input::ParentFileWritten)
             }
         }
@@ -70,13 +73,14 @@ impl Agent<'_> {
         let file = self.parent_file.as_mut()?;
         match file.call.progress() {
             CallProgress::Running => {
-                file.call.report_long_wait(self.user_log);
+                let wait = file.call.report_long_wait();
+                wait.iter().for_each(|text| self.announce_call(text));
                 return None;
             }
             CallProgress::Returned(Ok(Some(replaced))) if file.shows_replaced_text => {
                 self.user_log.replaced(&file.path.display().to_string(), replaced.trim_end());
             }
-            CallProgress::Returned(Err(error)) => self.user_log.print_line(&error.to_string()),
+            CallProgress::Returned(Err(error)) => self.announce(NOT_WRITTEN, &error.to_string()),
             CallProgress::Returned(Ok(_)) | CallProgress::Lost => {}
         }
         self.parent_file = None;

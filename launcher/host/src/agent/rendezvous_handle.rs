@@ -18,6 +18,7 @@ use nix::unistd::pipe2;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
+use crate::agent::announce::Announcement;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::error::LaunchError;
@@ -26,7 +27,6 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::task::{NetworkRendezvous, Setup};
 use crate::rendezvous::{Rendezvous, RendezvousEvent};
 use crate::reporter::nodes;
-use crate::reporter::user_log::UserLog;
 use crate::store::{StoreError, StoreServer};
 use rankrun_core::agent::message::{Action, Input, JobOutcome, PeerNotice};
 use rankrun_core::error_chain::format_chain;
@@ -35,6 +35,15 @@ use rankrun_core::rendezvous::lease_deadlines::LeaseDeadlines;
 use rankrun_core::rendezvous::{FailureNote, RendezvousCommand, RendezvousEnd, Round, ShutdownKind};
 use rankrun_core::spec::stop::StopReason;
 use rankrun_core::spec::{Entrypoint, LaunchSpec};
+
+/// What the rendezvous has told.
+#[derive(Debug, Default)]
+pub(super) struct ReceivedEvents {
+    pub(super) inputs: Vec<Input>,
+    pub(super) announcements: Vec<Announcement>,
+    /// This node waits, for other nodes or the store.
+    pub(super) has_wait: bool,
+}
 
 /// The rendezvous of this node, from before it is open until this node has left it.
 #[derive(Debug)]
@@ -75,12 +84,14 @@ impl RendezvousHandle {
     }
 
     /// Returns the answer of a rendezvous that needs no other node.
-    fn send(&mut self, command: RendezvousCommand, user_log: &UserLog) -> Option<Input> {
+    fn send(&mut self, command: RendezvousCommand) -> Option<Input> {
         if matches!(command, RendezvousCommand::Join { .. }) {
             self.joined_at = Instant::now();
         }
-        let event = self.rendezvous.as_mut().and_then(|rendezvous| rendezvous.send(command));
-        event.and_then(|event| self.input_of(event, user_log))
+        let event = self.rendezvous.as_mut()?.send(command)?;
+        let mut received = ReceivedEvents::default();
+        self.record(event, &mut received);
+        received.inputs.pop()
     }
 
     /// The call has to end before a job of one node joins its next round.
@@ -101,20 +112,28 @@ impl RendezvousHandle {
         Some(self.training_server.as_ref()?.client_ids())
     }
 
-    /// What has happened, as inputs, and whether the user was told that this node waits. Events that are only for people
-    /// are printed.
-    pub(super) fn receive_inputs(&mut self, user_log: &UserLog) -> (Vec<Input>, bool) {
-        let (mut inputs, mut has_reported_wait) = (Vec::new(), false);
+    /// What has happened since the last call.
+    pub(super) fn receive(&mut self) -> ReceivedEvents {
+        let mut received = ReceivedEvents::default();
         while let Some(event) = self.network().and_then(NetworkRendezvous::receive) {
-            has_reported_wait |=
-                matches!(event, RendezvousEvent::Waiting(_) | RendezvousEvent::StoreUnreached(_));
-            inputs.extend(self.input_of(event, user_log));
+            self.record(event, &mut received);
         }
-        (inputs, has_reported_wait)
+        received
     }
 
-    fn input_of(&mut self, event: RendezvousEvent, user_log: &UserLog) -> Option<Input> {
-        Some(match event {
+    /// Each event is an input of the state, or a line that is only for people and programs.
+    fn record(&mut self, event: RendezvousEvent, received: &mut ReceivedEvents) {
+        let input = match event {
+            RendezvousEvent::Waiting(waiting) => {
+                received.has_wait = true;
+                let text = nodes::waiting(&waiting);
+                return received.announcements.push(Announcement { name: "waiting_for_nodes", text });
+            }
+            RendezvousEvent::StoreUnreached(text) => {
+                received.has_wait = true;
+                return received.announcements.extend(self.note(&text));
+            }
+            RendezvousEvent::Note(text) => return received.announcements.extend(self.note(&text)),
             RendezvousEvent::Joined { round, training_server } => {
                 if self.network().is_some() {
                     trace_round(&round);
@@ -125,24 +144,22 @@ impl RendezvousHandle {
             RendezvousEvent::Changed(change) => Input::Changed(change),
             RendezvousEvent::LostNodeFound(lost) => Input::LostNodeFound(lost),
             RendezvousEvent::AllSucceeded => Input::AllSucceeded,
-            RendezvousEvent::Waiting(waiting) => {
-                user_log.print_line(&nodes::waiting(&waiting));
-                return None;
-            }
-            RendezvousEvent::Note(text) | RendezvousEvent::StoreUnreached(text) => {
-                if self.is_many {
-                    user_log.print_line(&nodes::note(&text));
-                } else {
-                    tracing::info!("{text}");
-                }
-                return None;
-            }
-            RendezvousEvent::Over(end) => Input::Over(end),
+            RendezvousEvent::Ended(end) => Input::RendezvousEnded(end),
             RendezvousEvent::Failed(error) => {
                 let kill_by = self.lease_deadlines().map(|lease| lease.kill_by);
-                Input::Over(RendezvousEnd::Failed { kill_by, error: error.into() })
+                Input::RendezvousEnded(RendezvousEnd::Failed { kill_by, error: error.into() })
             }
-        })
+        };
+        received.inputs.push(input);
+    }
+
+    /// The line of a note. In a job of one node it is only logged.
+    fn note(&self, text: &str) -> Option<Announcement> {
+        if self.is_many {
+            return Some(Announcement { name: "rendezvous_note", text: nodes::note(text) });
+        }
+        tracing::info!("{text}");
+        None
     }
 
     /// When the workers are to be stopped unless the store answers before, and when they are to be killed.
@@ -190,7 +207,7 @@ pub(super) struct PendingJoin {
 }
 
 fn rendezvous_failed(error: RendezvousError) -> Input {
-    Input::Over(RendezvousEnd::Failed { kill_by: None, error: error.into() })
+    Input::RendezvousEnded(RendezvousEnd::Failed { kill_by: None, error: error.into() })
 }
 
 /// What the rendezvous needs to know of the launch.
@@ -274,12 +291,12 @@ impl Agent<'_> {
             Action::TellStop { reason } => RendezvousCommand::Stopping { why: stop_text(*reason) },
             _ => return,
         };
-        let answer = self.rendezvous.send(command, self.user_log);
+        let answer = self.rendezvous.send(command);
         self.answers.extend(answer);
     }
 
     fn join(&mut self, workers: LocalWorldSize) {
-        let answer = self.rendezvous.send(RendezvousCommand::Join { workers }, self.user_log);
+        let answer = self.rendezvous.send(RendezvousCommand::Join { workers });
         self.answers.extend(answer);
     }
 

@@ -9,13 +9,12 @@ use rankrun_contract::rank::{Generation, RestartCount};
 
 use crate::agent::Agent;
 use crate::agent::watched_call::WatchedCall;
-use crate::agent::workers::{RoundContext, StartFailed};
+use crate::agent::workers::{PendingStart, RoundContext, StartFailed};
 use crate::blocking::CallProgress;
 use crate::error::LaunchError;
 use crate::reporter::parent_file;
 use rankrun_core::agent::message::Input;
 use rankrun_core::agent::message::launcher_error::LauncherError;
-use rankrun_core::agent::phase::StartProgress;
 use rankrun_core::error_chain::format_chain;
 
 impl Agent<'_> {
@@ -40,13 +39,13 @@ impl Agent<'_> {
 
     /// Tells the user of a call that takes long. The job can be asked and stopped over its socket from then on.
     pub(super) fn report_long_calls(&mut self) {
-        let user_log = self.user_log;
-        let is_reported = [
-            self.opening.as_mut().is_some_and(|call| call.report_long_wait(user_log)),
-            self.pending_join.as_mut().is_some_and(|join| join.call.report_long_wait(user_log)),
-            self.pending_start.as_mut().is_some_and(|start| start.call.report_long_wait(user_log)),
+        let waits = [
+            self.opening.as_mut().and_then(WatchedCall::report_long_wait),
+            self.pending_join.as_mut().and_then(|join| join.call.report_long_wait()),
+            self.pending_start.as_mut().and_then(|start| start.call.report_long_wait()),
         ];
-        if is_reported.contains(&true) {
+        for wait in waits.iter().flatten() {
+            self.announce_call(wait);
             self.open_control_socket();
         }
     }
@@ -78,38 +77,39 @@ impl Agent<'_> {
         match self.workers.prepare_start(generation, restart_count, joined) {
             Ok(pending) => {
                 self.pending_start = Some(pending);
-                self.state.set_start_progress(StartProgress::Pending);
                 None
             }
             Err(failed) => Some(self.start_failed(generation, failed)),
         }
     }
 
-    /// Starts the workers once their log folders are made.
-    pub(super) fn advance_start(&mut self) -> Option<Input> {
-        let folders = match self.pending_start.as_ref()?.call.progress() {
-            CallProgress::Running => return None,
+    /// Starts the workers once their log folders are made. The state hears of it before anything that happens later.
+    pub(super) fn advance_start(&mut self) {
+        let Some(pending) = &self.pending_start else { return };
+        let folders = match pending.call.progress() {
+            CallProgress::Running => return,
             CallProgress::Returned(folders) => folders.map_err(LaunchError::from),
             CallProgress::Lost => Err(lost_thread("make the log folders")),
         };
-        let context = self.pending_start.take()?.context;
-        self.state.set_start_progress(StartProgress::Over);
+        let Some(PendingStart { context, .. }) = self.pending_start.take() else { return };
+        let generation = context.generation;
         if let Err(failed) = self.workers.start(&context, folders, SystemTime::now()) {
-            return Some(self.start_failed(context.generation, failed));
+            self.answers.push_back(self.start_failed(generation, failed));
+            return;
         }
-        self.publish_start(context.generation);
+        self.answers.push_back(Input::Started { generation });
+        self.publish_start();
         self.open_control_socket();
         if let Some(external) = self.workers.external_worker() {
             // At any log level: the job cannot go on without the user.
             self.user_log.print(&external.hint());
         }
-        None
     }
 
     /// The workers are stopped before they were started.
     pub(super) fn cancel_start(&mut self, generation: Generation) -> Option<Input> {
         let pending = self.pending_start.take_if(|pending| pending.context.generation == generation)?;
-        pending.call.abandon(self.user_log);
+        self.abandon_call(pending.call);
         Some(Input::StartCancelled { generation })
     }
 
@@ -120,7 +120,7 @@ impl Agent<'_> {
 
     /// Shows an error of the launcher to the user; the result is for the state.
     pub(super) fn report_launcher_error(&self, error: &LaunchError) -> Box<LauncherError> {
-        self.user_log.error(error, error.hint().as_deref());
+        self.announce_error(error, error.hint().as_deref());
         Box::new(launcher_error(error, SystemTime::now()))
     }
 }

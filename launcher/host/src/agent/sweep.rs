@@ -34,20 +34,28 @@ impl Agent<'_> {
         match step {
             LeftoverStep::Wait => {}
             LeftoverStep::Announce { wait, has_time_limit } => {
-                self.user_log.print_line(&messages::waiting(&named(), wait, has_time_limit));
+                self.announce_leftovers("waiting_for_leftovers", named(), |named| {
+                    messages::waiting(named, wait, has_time_limit)
+                });
             }
             LeftoverStep::Ask { reason, grace } => {
                 let named = named();
                 remaining.iter().for_each(|process| process.signal_and_continue(Signal::SIGTERM));
-                self.user_log.print_line(&messages::ending(&named, reason, grace));
+                self.announce_leftovers("ending_leftovers", named, |named| {
+                    messages::ending(named, reason, grace)
+                });
             }
             LeftoverStep::Kill { ignored_signal } => {
                 let named = named();
                 signal_all(Signal::SIGKILL);
-                self.user_log.print_line(&messages::killing(&named, ignored_signal));
+                self.announce_leftovers("killing_leftovers", named, |named| {
+                    messages::killing(named, ignored_signal)
+                });
             }
             LeftoverStep::KillAgain => signal_all(Signal::SIGKILL),
-            LeftoverStep::GiveUp => self.user_log.print_line(&messages::unkillable(&named())),
+            LeftoverStep::GiveUp => {
+                self.announce_leftovers("leftovers_survive_kill", named(), messages::unkillable);
+            }
         }
     }
 
@@ -62,7 +70,7 @@ impl Agent<'_> {
     pub(super) fn end_leftovers(&self) {
         match kill_descendants(&KillScope::All) {
             Ok(remaining) if remaining.is_empty() => {}
-            Ok(remaining) => self.user_log.print_line(&messages::surviving(&remaining)),
+            Ok(remaining) => self.announce("leftovers_survive_kill", &messages::surviving(&remaining)),
             Err(source) => {
                 self.report_launcher_error(&LaunchError::Unswept { source });
             }

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use crate::blocking::{BlockingCall, CallProgress};
-use crate::reporter::user_log::UserLog;
 use rankrun_core::agent::phase::USUAL_WAIT;
 
 /// A longer wait is told to the user.
@@ -36,20 +35,17 @@ impl<T: Send + 'static> WatchedCall<T> {
         self.call.progress()
     }
 
-    /// Tells the user about a long wait, once: true if it did so now. The caller has asked for the answer just before.
-    pub(super) fn report_long_wait(&mut self, user_log: &UserLog) -> bool {
-        let is_due = self.report_at.take_if(|at| *at <= Instant::now()).is_some();
-        if is_due {
-            user_log.print_line(&format!("waiting for {}; a signal ends the wait", self.call.step()));
-        }
-        is_due
+    /// The line about a long wait, once. The caller has asked for the answer just before.
+    pub(super) fn report_long_wait(&mut self) -> Option<String> {
+        self.report_at.take_if(|at| *at <= Instant::now())?;
+        Some(format!("waiting for {}; a signal ends the wait", self.call.step()))
     }
 
-    /// The call is not needed any more. Tells the user what was waited for.
-    pub(super) fn abandon(self, user_log: &UserLog) {
-        if matches!(self.call.progress(), CallProgress::Running) && self.began.elapsed() >= USUAL_WAIT {
-            user_log.print_line(&format!("gave up waiting for {}", self.call.step()));
-        }
+    /// The call is not needed any more. The line about a long wait that has ended.
+    pub(super) fn abandon(self) -> Option<String> {
+        let is_long =
+            matches!(self.call.progress(), CallProgress::Running) && self.began.elapsed() >= USUAL_WAIT;
+        is_long.then(|| format!("gave up waiting for {}", self.call.step()))
     }
 }
 

@@ -8,6 +8,7 @@ mod folders;
 mod kills;
 mod log_disk;
 mod rank_table;
+mod signals;
 mod snapshot;
 mod worker_probes;
 
@@ -21,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use rankrun_core::posix::{Pid, Signal};
+use rankrun_core::posix::Pid;
 
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
 use rankrun_contract::report::ErrorFile;
@@ -46,13 +47,13 @@ use crate::rendezvous::Rendezvous;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
 use rankrun_core::agent::message::{Input, JobOutcome};
+use rankrun_core::agent::signal_scope::ProgramFile;
 use rankrun_core::device::DeviceChoice;
 use rankrun_core::device_assignment::device_lines;
 use rankrun_core::log_route::Routes;
 use rankrun_core::notice::Notice;
 use rankrun_core::placement::{self, Placement, WorkerId};
 use rankrun_core::rendezvous::Round;
-use rankrun_core::spec::stop::StopTarget;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
 use rankrun_core::worker_command::{GenerationContext, worker_command};
 
@@ -84,6 +85,8 @@ pub(super) struct WorkerGroup {
     started: SystemTime,
     /// Pids of the last started generation, including dead workers.
     pids: BTreeMap<LocalRank, Pid>,
+    /// Their program, as its file showed it before the start.
+    program: ProgramFile,
     /// The error files of its failed workers.
     error_files: BTreeMap<LocalRank, ErrorFile>,
     /// What the OOM killer has killed since their start.
@@ -143,6 +146,7 @@ impl WorkerGroup {
             generation: Generation(0),
             started: SystemTime::UNIX_EPOCH,
             pids: BTreeMap::new(),
+            program: ProgramFile::default(),
             error_files: BTreeMap::new(),
             oom_ledger: OomLedger::default(),
             full_log_folder: None,
@@ -261,6 +265,7 @@ impl WorkerGroup {
     ) -> Result<(), StartFailed> {
         let GenerationContext { generation, round, .. } = context;
         self.attempt = folders.attempt;
+        self.program = folders.program;
         self.logs.set_files(folders.files);
         tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
         if let Some(attempt) = &self.attempt {
@@ -416,36 +421,6 @@ impl WorkerGroup {
     pub(super) fn reap(&mut self) -> ReapedWorkers {
         self.children.reap()
     }
-
-    pub(super) fn signal(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
-        let workers = worker_ids(generation, local_ranks);
-        match self.spec.options.stop_signal_to {
-            StopTarget::Rank if signal != Signal::SIGKILL => {
-                self.children.signal_leaders(&workers, signal);
-                // A worker that is stopped would not see it.
-                self.children.signal_leaders(&workers, Signal::SIGCONT);
-            }
-            StopTarget::Rank | StopTarget::Group => self.children.signal_groups(&workers, signal),
-        }
-    }
-
-    /// Signals the process groups of all live workers.
-    pub(super) fn signal_all(&mut self, signal: Signal) {
-        self.children.signal_all_groups(signal);
-    }
-
-    pub(super) fn forward_signal(
-        &mut self,
-        generation: Generation,
-        local_ranks: &[LocalRank],
-        signal: Signal,
-    ) {
-        self.children.signal_leaders(&worker_ids(generation, local_ranks), signal);
-    }
-}
-
-fn worker_ids(generation: Generation, local_ranks: &[LocalRank]) -> Vec<WorkerId> {
-    local_ranks.iter().map(|&local_rank| WorkerId { generation, local_rank }).collect()
 }
 
 fn child_end_fd(end: &ChildEnd) -> Option<BorrowedFd<'_>> {

@@ -12,14 +12,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
+use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, watch};
 
 use rankrun_contract::rank::{Generation, JobId};
 
-use super::folder::{JobFolder, RuntimeFolders};
+use super::folder::{FolderError, JobFolder, RuntimeFolders};
 use super::protocol::{JobEventLine, Reply};
-use super::server::{self, EVENT_BACKLOG, JobLink, client_limit};
-pub use super::server::{ControlReply, ControlRequest};
+use super::server::{self, EVENT_BACKLOG, JobLink, SpareDescriptor, client_limit};
+pub(crate) use super::server::{ControlReply, ControlRequest};
 use crate::blocking::is_readable;
 use crate::blocking::local_disk::is_in_memory;
 
@@ -35,6 +36,8 @@ pub(crate) struct ControlEndpoint {
     is_in_memory: bool,
     listener: UnixListener,
     server: ServerState,
+    /// Until the server runs, which has one of its own.
+    spare: SpareDescriptor,
 }
 
 #[derive(Debug)]
@@ -62,10 +65,12 @@ impl ControlEndpoint {
     ///
     /// # Errors
     /// No place allows it.
-    pub(crate) fn open(places: &RuntimeFolders, job: &JobId) -> io::Result<Self> {
+    pub(crate) fn open(places: &RuntimeFolders, job: &JobId) -> Result<Self, FolderError> {
+        // First: a folder that is left without a listener would be of a dead job.
+        let spare = SpareDescriptor::open()?;
         let (folder, listener) = JobFolder::make(places, job)?;
         let is_in_memory = is_in_memory(&folder.path);
-        Ok(Self { folder, is_in_memory, listener, server: ServerState::Idle })
+        Ok(Self { folder, is_in_memory, listener, server: ServerState::Idle, spare })
     }
 
     /// True if the file system of the folder always answers.
@@ -98,6 +103,10 @@ impl ControlEndpoint {
     pub(crate) fn take_requests(&mut self) -> Vec<ControlRequest> {
         if matches!(self.server, ServerState::Idle) && is_readable(self.listener.as_fd()) {
             self.server = start_server(&self.listener).unwrap_or_else(|error| {
+                if self.spare.refuse_client(&self.listener) {
+                    tracing::info!("a client of the control socket is refused: {error}");
+                    return ServerState::Idle;
+                }
                 tracing::warn!("the control socket is not served: {error}");
                 ServerState::Failed
             });
@@ -148,7 +157,6 @@ impl ControlEndpoint {
 
 fn start_server(listener: &UnixListener) -> io::Result<ServerState> {
     let listener = listener.try_clone()?;
-    listener.set_nonblocking(true)?;
     let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
     let (sender, requests) = sync_channel(MAX_WAITING_REQUESTS);
     let (events, _) = broadcast::channel(EVENT_BACKLOG);
@@ -163,15 +171,21 @@ fn start_server(listener: &UnixListener) -> io::Result<ServerState> {
         // The kernel gives the lowest number that is free.
         max_clients: client_limit(getrlimit(Resource::RLIMIT_NOFILE)?.0, wake.as_fd().as_raw_fd()),
     };
+    let (runtime, spare) = (server::new_runtime()?, SpareDescriptor::open()?);
+    let server = server::serve(listener, job, spare);
+    let at_end = (Arc::clone(&wake), at_end);
     thread::Builder::new()
         .name("rankrun-control".to_owned())
-        .spawn(move || run_server(listener, job, at_end))?;
+        .spawn(move || run_server(runtime, server, at_end))?;
     Ok(ServerState::Running(RunningServer { requests, wake, events, ended, done }))
 }
 
-fn run_server(listener: UnixListener, job: JobLink, at_end: Sender<()>) {
-    let wake = Arc::clone(&job.wake);
-    if let Err(error) = server::run(server::serve(listener, job)) {
+fn run_server(
+    runtime: Runtime,
+    server: impl Future<Output = io::Result<()>>,
+    (wake, at_end): (Arc<EventFd>, Sender<()>),
+) {
+    if let Err(error) = server::run(runtime, server) {
         tracing::warn!("the control socket is not served: {error}");
     }
     drop(at_end);

@@ -4,25 +4,32 @@
 #![expect(clippy::disallowed_methods, reason = "the age of a folder is read from the clock")]
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::JobId;
+use rustix::fs::{Access, access};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_socket, socket_with,
 };
 use uuid::Uuid;
 
-use crate::blocking::CallStep;
+use self::refusal::refusal_of;
+pub use self::refusal::{FolderError, FolderRefusal, SearchError};
+use crate::blocking::{BlockingCall, CallStep};
+
+mod refusal;
 
 /// A job that takes longer for an answer hangs, or is stopped.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A file system that takes longer for a runtime folder hangs.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 const SOCKET_NAME: &str = "control.sock";
 /// Of a folder whose socket does not listen so far.
 const NEW_PREFIX: &str = ".new-";
@@ -84,29 +91,35 @@ impl RuntimeFolders {
         paths.join(", ")
     }
 
-    /// The folders of all jobs, alive or dead, with their job ids.
-    #[must_use]
-    pub fn job_folders(&self) -> Vec<JobFolder> {
-        self.find_job_folders(&CallStep::default())
+    /// The folders of all jobs, and the refused places that a job would prefer.
+    ///
+    /// # Errors
+    /// The file system of a place does not answer, or no thread is left.
+    pub fn find_job_folders(self) -> Result<FoundFolders, SearchError> {
+        let call = BlockingCall::start("runtime-folders", move |step| self.search(step));
+        let call = call.map_err(SearchError::Thread)?;
+        call.wait(SEARCH_TIMEOUT).ok_or_else(|| SearchError::Silent { path: call.step() })
     }
 
-    /// The same; the step names the folder that is being read.
-    #[must_use]
-    pub fn find_job_folders(&self, step: &CallStep) -> Vec<JobFolder> {
-        let named = |folder: &RuntimeFolder| {
+    /// The step names the folder that is being read.
+    fn search(&self, step: &CallStep) -> FoundFolders {
+        let mut found = FoundFolders::default();
+        let mut is_usable = false;
+        for folder in &self.0 {
             step.set(folder.path.display().to_string());
-            folder.entries("")
-        };
-        let mut found: Vec<JobFolder> = self.0.iter().flat_map(named).collect();
-        found.sort_by(|one, other| one.job.cmp(&other.job));
+            match folder.check() {
+                Ok(()) => {
+                    found.jobs.extend(folder.entries(""));
+                    found.unnamed.extend(folder.entries(NEW_PREFIX));
+                }
+                // A job of this environment has its folder in a place before this one.
+                Err(FolderError::Refused(refusal)) if !is_usable => found.refused.push(refusal),
+                Err(FolderError::Refused(_) | FolderError::Io(_)) => {}
+            }
+            is_usable |= folder.allows_jobs();
+        }
+        found.jobs.sort_by(|one, other| one.job.cmp(&other.job));
         found
-    }
-
-    /// Folders without a listener: those of dead jobs, and those of agents that were killed before they listened.
-    #[must_use]
-    pub fn dead_folders(&self, now: SystemTime) -> Vec<JobFolder> {
-        let named = self.job_folders().into_iter().filter(JobFolder::is_dead);
-        named.chain(self.0.iter().flat_map(|folder| folder.abandoned(now))).collect()
     }
 
     /// Removes the folder of this job, wherever it is. Nothing there is as good.
@@ -119,30 +132,87 @@ impl RuntimeFolders {
     }
 }
 
+/// The job folders in all places.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FoundFolders {
+    /// Those of jobs, alive or dead, by job id.
+    pub jobs: Vec<JobFolder>,
+    /// Those of agents that do not listen so far, or were killed before.
+    unnamed: Vec<JobFolder>,
+    /// Runtime folders that no job uses.
+    pub refused: Vec<FolderRefusal>,
+}
+
+impl FoundFolders {
+    /// Folders without a listener: those of dead jobs, and those of agents that were killed before they listened.
+    #[must_use]
+    pub fn into_dead(self, now: SystemTime) -> Vec<JobFolder> {
+        let named = self.jobs.into_iter().filter(JobFolder::is_dead);
+        named.chain(self.unnamed.into_iter().filter(|folder| folder.is_abandoned(now))).collect()
+    }
+}
+
 impl RuntimeFolder {
     /// Makes the folder, readable for this user alone.
-    fn make(&self) -> io::Result<()> {
-        if self.needs_own_parent {
-            self.path.parent().map_or(Ok(()), |parent| check_own(parent, false))?;
-        }
+    fn make(&self) -> Result<(), FolderError> {
+        self.check_parent()?;
         match DirBuilder::new().mode(0o700).create(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
             Ok(()) | Err(_) => {}
         }
-        self.check_owner()
+        self.check()?;
+        Ok(self.tighten()?)
     }
 
-    fn check_owner(&self) -> io::Result<()> {
-        check_own(&self.path, true)
+    fn check_parent(&self) -> io::Result<()> {
+        let Some(parent) = self.path.parent().filter(|_| self.needs_own_parent) else { return Ok(()) };
+        let is_own =
+            refusal_of(parent, &fs::symlink_metadata(parent)?).is_none_or(|refusal| refusal.is_own());
+        let refused = || format!("`{}` is not a folder of this user", parent.display());
+        if is_own { Ok(()) } else { Err(io::Error::new(io::ErrorKind::PermissionDenied, refused())) }
+    }
+
+    /// Refuses a folder in which other users may have put a socket.
+    fn check(&self) -> Result<(), FolderError> {
+        self.check_parent()?;
+        refusal_of(&self.path, &fs::symlink_metadata(&self.path)?)
+            .map_or(Ok(()), |refusal| Err(refusal.into()))
+    }
+
+    /// Keeps other users from reading a folder to which they could not write.
+    fn tighten(&self) -> io::Result<()> {
+        if fs::symlink_metadata(&self.path)?.permissions().mode() & 0o077 == 0 {
+            return Ok(());
+        }
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(&self.path)?
+            .set_permissions(Permissions::from_mode(0o700))
+    }
+
+    /// True if a job would have its folder here.
+    fn allows_jobs(&self) -> bool {
+        let parent_allows = || {
+            let parent = self.path.parent();
+            parent.is_some_and(|parent| access(parent, Access::WRITE_OK | Access::EXEC_OK).is_ok())
+        };
+        match self.check() {
+            Ok(()) => true,
+            Err(FolderError::Refused(_)) => false,
+            Err(FolderError::Io(error)) => error.kind() == io::ErrorKind::NotFound && parent_allows(),
+        }
     }
 
     /// The folders in it with this prefix and a job id.
     fn entries(&self, prefix: &str) -> Vec<JobFolder> {
-        if self.check_owner().is_err() {
+        if self.check().is_err() {
             return Vec::new();
         }
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         entries
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
             .filter_map(|entry| {
                 let name = entry.file_name();
                 let job = name.to_str()?.strip_prefix(prefix).filter(|job| Uuid::try_parse(job).is_ok())?;
@@ -150,25 +220,6 @@ impl RuntimeFolder {
             })
             .collect()
     }
-
-    /// New folders that have not got their name for a long time: their agents were killed.
-    fn abandoned(&self, now: SystemTime) -> Vec<JobFolder> {
-        let is_old = |folder: &JobFolder| {
-            folder.modified().and_then(|at| now.duration_since(at).ok()).is_some_and(|age| age >= NEW_LIMIT)
-        };
-        let mut found = self.entries(NEW_PREFIX);
-        found.retain(is_old);
-        found
-    }
-}
-
-fn check_own(path: &Path, is_private: bool) -> io::Result<()> {
-    let found = fs::symlink_metadata(path)?;
-    let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
-    if is_ours && (!is_private || found.permissions().mode() & 0o077 == 0) {
-        return Ok(());
-    }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("`{}` is not private", path.display())))
 }
 
 /// The folder of one job.
@@ -181,41 +232,51 @@ pub struct JobFolder {
 }
 
 impl JobFolder {
-    /// Connects; a full queue of the listener is waited for no longer than an answer.
+    /// Connects; a full queue of the listener is waited for so long.
     ///
     /// # Errors
     /// The kernel's, or no folder of a job.
-    pub fn connect(&self) -> io::Result<UnixStream> {
+    pub fn connect(&self, limit: Duration) -> io::Result<UnixStream> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         self.with_socket_path(|path| Ok(connect_socket(&socket, &SocketAddrUnix::new(path)?)?))?;
         Ok(UnixStream::from(socket))
     }
 
-    /// Makes the folder in the first place that allows it, with a listening socket. Removes what agents have left
-    /// there that were killed meanwhile.
+    /// Makes the folder in the first place that allows it, with a listening, nonblocking socket. Removes what agents
+    /// have left there that were killed meanwhile.
     ///
     /// # Errors
-    /// The refusal of the last place.
-    pub fn make(places: &RuntimeFolders, job: &JobId) -> io::Result<(Self, UnixListener)> {
-        let mut refusal = io::Error::from(io::ErrorKind::NotFound);
+    /// No descriptor is left, or the first place that is refused, else the error of the last place.
+    pub fn make(places: &RuntimeFolders, job: &JobId) -> Result<(Self, UnixListener), FolderError> {
+        let mut failure = FolderError::Io(io::ErrorKind::NotFound.into());
         for place in &places.0 {
             for _ in 0..MAKE_ATTEMPTS {
-                match place.make().and_then(|()| Self::make_in(&place.path, job)) {
+                let made = place.make().and_then(|()| Ok(Self::make_in(&place.path, job)?));
+                let error = match made {
                     Ok(made) => {
-                        place.abandoned(SystemTime::now()).iter().for_each(|folder| drop(folder.remove()));
+                        let mut unnamed = place.entries(NEW_PREFIX);
+                        unnamed.retain(|folder| folder.is_abandoned(SystemTime::now()));
+                        unnamed.iter().for_each(|folder| drop(folder.remove()));
                         return Ok(made);
                     }
-                    Err(error) => refusal = error,
+                    Err(error) => error,
+                };
+                // The place is not at fault. Elsewhere a command with another TMPDIR would not find the job.
+                if matches!(&error, FolderError::Io(error) if error.raw_os_error() == Some(libc::EMFILE)) {
+                    return Err(error);
                 }
-                if refusal.kind() != io::ErrorKind::NotFound || !place.path.parent().is_some_and(Path::exists)
-                {
+                let is_gone =
+                    matches!(&error, FolderError::Io(error) if error.kind() == io::ErrorKind::NotFound);
+                if matches!(failure, FolderError::Io(_)) {
+                    failure = error;
+                }
+                if !is_gone || !place.path.parent().is_some_and(Path::exists) {
                     break;
                 }
             }
         }
-        Err(refusal)
+        Err(failure)
     }
 
     fn make_in(parent: &Path, job: &JobId) -> io::Result<(Self, UnixListener)> {
@@ -224,6 +285,7 @@ impl JobFolder {
         DirBuilder::new().mode(0o700).create(&new.path)?;
         let listening = new.with_socket_path(|path| UnixListener::bind(path));
         let result = listening.and_then(|listener| {
+            listener.set_nonblocking(true)?;
             fs::rename(&new.path, &named.path)?;
             Ok(listener)
         });
@@ -255,7 +317,12 @@ impl JobFolder {
         let refused = |error: io::Error| {
             matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
         };
-        self.connect().err().is_some_and(refused)
+        self.connect(ANSWER_TIMEOUT).err().is_some_and(refused)
+    }
+
+    /// True for a folder that has not got its name for a long time: its agent was killed.
+    fn is_abandoned(&self, now: SystemTime) -> bool {
+        self.modified().and_then(|at| now.duration_since(at).ok()).is_some_and(|age| age >= NEW_LIMIT)
     }
 
     /// When the folder was made.

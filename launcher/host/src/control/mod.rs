@@ -8,8 +8,8 @@
 //! | `endpoint` | the agent's end: requests in, replies and events out | no |
 //! | `snapshot` | what the agent knows at one moment, completed from `/proc` without the agent | no |
 
-pub mod endpoint;
+pub(crate) mod endpoint;
 pub mod folder;
 pub mod protocol;
 mod server;
-pub mod snapshot;
+pub(crate) mod snapshot;

@@ -6,8 +6,6 @@ use rankrun_core::job_event::JobState;
 
 /// The version that a request names. A job answers only its own version.
 pub const VERSION: u32 = 1;
-/// The refusal of a job that serves as many clients as it can.
-pub const TOO_MANY_CLIENTS: &str = "too many clients are connected; try again";
 /// A longer request is refused.
 pub(crate) const MAX_REQUEST_BYTES: usize = 4096;
 
@@ -99,9 +97,41 @@ impl ClientRequest {
 pub struct ReplyLine {
     /// The version of the job's protocol.
     pub version: u32,
+    /// What a client does about an error. A job that is older than the kind leaves it out, and a client that is older
+    /// skips it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ErrorKind>,
     /// The content of the line.
     #[serde(flatten)]
     pub reply: Reply,
+}
+
+/// An error on which a client acts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The job serves as many clients as it can.
+    TooManyClients,
+    /// One of a later job.
+    #[serde(other)]
+    Other,
+}
+
+impl ReplyLine {
+    /// The line of a job that serves as many clients as it can.
+    pub(crate) fn too_many_clients() -> String {
+        let text = "too many clients are connected; try again".to_owned();
+        let kind = Some(ErrorKind::TooManyClients);
+        Self { version: VERSION, kind, reply: Reply::Error(text) }.to_line()
+    }
+
+    /// The whole line, with its end.
+    fn to_line(&self) -> String {
+        // Only maps with keys that are not strings fail, and there are none.
+        let mut text = serde_json::to_string(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
 }
 
 /// The content of a line from a job.
@@ -122,11 +152,7 @@ impl Reply {
     /// The whole line, with its end.
     #[must_use]
     pub fn to_line(self) -> String {
-        let line = ReplyLine { version: VERSION, reply: self };
-        // Only maps with keys that are not strings fail, and there are none.
-        let mut text = serde_json::to_string(&line).unwrap_or_default();
-        text.push('\n');
-        text
+        ReplyLine { version: VERSION, kind: None, reply: self }.to_line()
     }
 }
 
@@ -138,7 +164,9 @@ pub struct Accepted {
 }
 
 /// The answer to [`ClientRequest::Status`]. It has no command line and no environment: both may hold secrets.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+///
+/// A field that is added is `#[serde(default)]`: a job of an older launcher leaves it out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     /// The id of the job, which marks its processes.
     pub job: String,
@@ -275,5 +303,37 @@ mod tests {
         assert_eq!(read.reply, Reply::Error("a\nb".to_owned()));
         let accepted = Reply::Accepted(Accepted { launcher_pid: 7 }).to_line();
         assert_eq!(accepted, "{\"version\":1,\"accepted\":{\"launcher_pid\":7}}\n");
+    }
+
+    /// What a client of the first version reads.
+    #[derive(Deserialize)]
+    struct FirstReplyLine {
+        version: u32,
+        #[serde(flatten)]
+        reply: Reply,
+    }
+
+    #[test]
+    fn error_with_a_kind_is_read_by_older_and_later_clients() {
+        let line = ReplyLine::too_many_clients();
+        let text = "too many clients are connected; try again";
+        let wire = format!("{{\"version\":1,\"kind\":\"too_many_clients\",\"error\":\"{text}\"}}\n");
+        assert_eq!(line, wire);
+        let older: FirstReplyLine = serde_json::from_str(&line).unwrap();
+        assert_eq!((older.version, older.reply), (VERSION, Reply::Error(text.to_owned())));
+        let kind = |line: &str| serde_json::from_str::<ReplyLine>(line).unwrap().kind;
+        assert_eq!(kind(&line), Some(ErrorKind::TooManyClients));
+        assert_eq!(kind(r#"{"version":1,"error":"e"}"#), None);
+        assert_eq!(kind(r#"{"version":1,"kind":"of_a_later_job","error":"e"}"#), Some(ErrorKind::Other));
+    }
+
+    #[test]
+    fn status_of_a_later_job_is_read_without_its_new_fields() {
+        let status = Reply::Status(Box::default());
+        let line = status.clone().to_line().replace("\"job\":", "\"new\":1,\"job\":");
+        assert_eq!(serde_json::from_str::<ReplyLine>(&line).unwrap().reply, status);
+        let rank = r#"{"rank":0,"local_rank":0,"device":"cpu:0","state":"unknown"}"#;
+        let rank: WorkerStatus = serde_json::from_str(rank).unwrap();
+        assert_eq!((rank.pid, rank.cpu_seconds), (None, None));
     }
 }

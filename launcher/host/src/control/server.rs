@@ -13,16 +13,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::EventFd;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use rustix::net::{SendFlags, SocketFlags, accept_with, send as send_bytes};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::Runtime;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use super::protocol::{
-    Accepted, ClientRequest, MAX_REQUEST_BYTES, Reply, RequestError, TOO_MANY_CLIENTS, parse_request,
+    Accepted, ClientRequest, MAX_REQUEST_BYTES, Reply, ReplyLine, RequestError, parse_request,
 };
 use super::snapshot::JobSnapshot;
 use crate::process::reserve::open_keeping_reserve;
@@ -39,12 +41,14 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 const HANG_UP_CHECK: Duration = Duration::from_secs(1);
 /// Few descriptors are left: the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// The answer to a request behind `events`.
+const STREAMS_EVENTS: &str = "this connection reads events: connect again for another request";
 /// When the job ends, readers of events have this long to read the last ones.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A request to the agent, with the place for its answer.
 #[derive(Debug)]
-pub enum ControlRequest {
+pub(crate) enum ControlRequest {
     /// The state of the job.
     Status(oneshot::Sender<Box<JobSnapshot>>),
     /// Stop the job.
@@ -64,7 +68,7 @@ pub enum ControlRequest {
 }
 
 /// The agent's answer to a stop or restart: accepted, or the reason of the refusal.
-pub type ControlReply = Result<Accepted, &'static str>;
+pub(crate) type ControlReply = Result<Accepted, &'static str>;
 
 /// What the server needs of a job.
 #[derive(Debug, Clone)]
@@ -92,12 +96,16 @@ pub(super) fn client_limit(max_open: u64, open: RawFd) -> usize {
 ///
 /// # Errors
 /// The listener cannot be watched.
-pub(super) async fn serve(listener: std::os::unix::net::UnixListener, job: JobLink) -> io::Result<()> {
+pub(super) async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    job: JobLink,
+    spare: SpareDescriptor,
+) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let mut ended = job.ended.clone();
     let max_clients = job.max_clients;
     let clients = Arc::new(Semaphore::new(max_clients));
-    let accepting = tokio::spawn(accept_clients(listener, job, Arc::clone(&clients)));
+    let accepting = tokio::spawn(accept_clients(listener, job, spare, Arc::clone(&clients)));
     let _ = ended.changed().await;
     accepting.abort();
     let all = u32::try_from(max_clients).unwrap_or(u32::MAX);
@@ -105,20 +113,27 @@ pub(super) async fn serve(listener: std::os::unix::net::UnixListener, job: JobLi
     Ok(())
 }
 
-async fn accept_clients(listener: UnixListener, job: JobLink, clients: Arc<Semaphore>) {
+async fn accept_clients(
+    listener: UnixListener,
+    job: JobLink,
+    mut spare: SpareDescriptor,
+    clients: Arc<Semaphore>,
+) {
     let streams = Arc::new(Semaphore::new(MAX_EVENT_STREAMS.min(job.max_clients.div_ceil(2))));
     loop {
         let Ok(stream) = poll_fn(|context| poll_accept(&listener, context)).await else {
-            sleep(ACCEPT_PAUSE).await;
+            if !spare.refuse_client(&listener) {
+                sleep(ACCEPT_PAUSE).await;
+            }
             continue;
         };
         let Ok(credentials) = stream.peer_cred() else { continue };
         if credentials.uid() != job.uid && credentials.uid() != 0 {
-            refuse(&stream, "the job is another user's");
+            refuse(&stream, &Reply::Error("the job is another user's".to_owned()).to_line());
             continue;
         }
         let Ok(slot) = Arc::clone(&clients).try_acquire_owned() else {
-            refuse(&stream, TOO_MANY_CLIENTS);
+            refuse(&stream, &ReplyLine::too_many_clients());
             continue;
         };
         let client =
@@ -141,8 +156,30 @@ fn poll_accept(listener: &UnixListener, context: &mut Context<'_>) -> Poll<io::R
 }
 
 /// Without waiting: a new connection has an empty buffer.
-fn refuse(stream: &UnixStream, reason: &str) {
-    let _ = stream.try_write(Reply::Error(reason.to_owned()).to_line().as_bytes());
+fn refuse(stream: &UnixStream, line: &str) {
+    let _ = stream.try_write(line.as_bytes());
+}
+
+/// A descriptor that is kept to tell a client that no other one is left.
+#[derive(Debug, Default)]
+pub(super) struct SpareDescriptor(Option<EventFd>);
+
+impl SpareDescriptor {
+    /// # Errors
+    /// No descriptor is left.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self(Some(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?)))
+    }
+
+    /// Refuses the next client of this nonblocking listener. False if there is none, or another thread was faster.
+    pub(super) fn refuse_client(&mut self, listener: &impl AsFd) -> bool {
+        self.0 = None;
+        let refused = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map(|stream| {
+            let _ = send_bytes(&stream, ReplyLine::too_many_clients().as_bytes(), SendFlags::NOSIGNAL);
+        });
+        *self = Self::open().unwrap_or_default();
+        refused.is_ok()
+    }
 }
 
 struct ControlClient {
@@ -224,17 +261,24 @@ impl ControlClient {
             return;
         };
         let mut events = self.job.events.subscribe();
-        let mut hung_up = pin!(wait_for_hang_up(reader));
+        let mut request = pin!(next_request(reader));
         loop {
             let next = tokio::select! {
                 biased;
                 next = events.recv() => next,
                 _ = self.job.ended.changed() => return,
-                () = &mut hung_up => return,
+                reader = &mut request => {
+                    let Some(reader) = reader else { return };
+                    if !send(&mut writer, Reply::Error(STREAMS_EVENTS.to_owned())).await {
+                        return;
+                    }
+                    request.set(next_request(reader));
+                    continue;
+                }
             };
             match next {
                 Ok(line) => {
-                    if writer.write_all(line.as_bytes()).await.is_err() {
+                    if !send_line(&mut writer, &line).await {
                         return;
                     }
                 }
@@ -264,13 +308,16 @@ async fn read_request(reader: &mut BufReader<OwnedReadHalf>) -> Option<Vec<u8>> 
     Some(line)
 }
 
-/// Waits until the client reads no more. A client that has only ended its own side, as `socat` does, still reads.
-async fn wait_for_hang_up(mut reader: BufReader<OwnedReadHalf>) {
-    // Most clients send nothing until they close. Further words of the others are not read.
-    let _ = reader.read(&mut [0]).await;
+/// The reader, after a request of a client that reads events; `None` once the client reads no more. A client that has
+/// only ended its own side, as `socat` does, still reads.
+async fn next_request(mut reader: BufReader<OwnedReadHalf>) -> Option<BufReader<OwnedReadHalf>> {
+    if read_request(&mut reader).await.is_some() {
+        return Some(reader);
+    }
     while !has_hung_up(reader.get_ref().as_ref()) {
         sleep(HANG_UP_CHECK).await;
     }
+    None
 }
 
 fn has_hung_up(stream: &UnixStream) -> bool {
@@ -279,19 +326,28 @@ fn has_hung_up(stream: &UnixStream) -> bool {
     stream[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
 }
 
-/// False if the client does not read.
 async fn send(writer: &mut OwnedWriteHalf, reply: Reply) -> bool {
-    let line = reply.to_line();
+    send_line(writer, &reply.to_line()).await
+}
+
+/// False if the client does not read.
+async fn send_line(writer: &mut OwnedWriteHalf, line: &str) -> bool {
     matches!(timeout(CLIENT_TIMEOUT, writer.write_all(line.as_bytes())).await, Ok(Ok(())))
 }
 
-/// Runs the server on a runtime of its own, on this thread.
+/// The runtime of the server. It takes descriptors, and starts no thread.
 ///
 /// # Errors
-/// The runtime cannot be built, or the error of the server.
-pub(super) fn run(server: impl Future<Output = io::Result<()>>) -> io::Result<()> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
+/// No descriptor is left.
+pub(super) fn new_runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build()
+}
+
+/// Runs the server on this thread.
+///
+/// # Errors
+/// The error of the server.
+pub(super) fn run(runtime: Runtime, server: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     let result = runtime.block_on(server);
     // A read of a log file may hang.
     runtime.shutdown_background();

@@ -17,7 +17,6 @@ use crate::control::folder::{JobFolder, RuntimeFolders};
 use crate::control::protocol::JobStatus;
 use crate::logs::last_output::OutputReader;
 use crate::process::inherited::raise_file_limit;
-use rankrun_core::job_event::JobState;
 
 struct Place {
     root: PathBuf,
@@ -33,7 +32,7 @@ impl Place {
         let places = RuntimeFolders::of(Some(root.as_os_str()), None, 4_000_000_000);
         let job = JobId("00000000-0000-4000-8000-000000000000".to_owned());
         let endpoint = ControlEndpoint::open(&places, &job).unwrap();
-        let folder = places.job_folders().remove(0);
+        let folder = places.find_job_folders().unwrap().jobs.remove(0);
         Self { root, endpoint: Some(endpoint), folder }
     }
 
@@ -100,21 +99,29 @@ impl Drop for Place {
 }
 
 fn snapshot() -> JobSnapshot {
-    let status = JobStatus {
-        job: "j".to_owned(),
-        run_id: "r".to_owned(),
-        launcher_pid: 1,
-        program: "p".to_owned(),
-        state: JobState::Running,
-        generation: 0,
-        restarts: 0,
-        max_restarts: 0,
-        nodes: 1,
-        world_size: 1,
-        uptime_seconds: 1.0,
-        ranks: Vec::new(),
-    };
+    let status = JobStatus { job: "j".to_owned(), ..JobStatus::default() };
     JobSnapshot { status, outputs: OutputReader::default() }
+}
+
+#[test]
+fn request_behind_events_is_refused_and_stream_goes_on() {
+    let mut place = Place::open("behind");
+    let mut client = place.connect();
+    client.write_all(ClientRequest::Events.to_line().as_bytes()).unwrap();
+    place.wait_for_readers(1);
+    let mut reader = BufReader::new(client.try_clone().unwrap());
+    let mut next_line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        line
+    };
+    for _ in 0..2 {
+        client.write_all(ClientRequest::Stop.to_line().as_bytes()).unwrap();
+        assert!(next_line().contains("this connection reads events"));
+    }
+    place.endpoint().publish(Generation(0), "seen", String::new());
+    assert!(next_line().contains("\"seen\""));
+    assert!(place.endpoint().take_requests().is_empty());
 }
 
 fn read_all(mut client: Client) -> String {
@@ -245,7 +252,7 @@ fn other_user_is_refused() {
     let ended = job.1;
     std::thread::scope(|scope| {
         let link = job.0;
-        scope.spawn(|| run(serve(listener, link)));
+        scope.spawn(|| run(new_runtime().unwrap(), serve(listener, link, SpareDescriptor::open().unwrap())));
         let mut line = String::new();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         if is_root {
@@ -294,6 +301,16 @@ fn slow_event_reader_is_dropped_with_a_last_line() {
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("{\"version\":1,\"error\":\"this reader is too slow: "), "{last}");
     assert!(text.lines().count() < 20 * EVENT_BACKLOG);
+}
+
+#[test]
+fn event_reader_that_never_reads_is_closed() {
+    let mut place = Place::open("never-reads");
+    let client = subscribe(&mut place);
+    // More than the socket takes.
+    place.endpoint().publish(Generation(0), "flood", "x".repeat(4 << 20));
+    place.wait_for_readers(0);
+    drop(client);
 }
 
 /// A client that reads events from now on.

@@ -17,7 +17,7 @@ const SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The status so far, and where the rest of it is found.
 #[derive(Debug)]
-pub struct JobSnapshot {
+pub(crate) struct JobSnapshot {
     /// The status without process state, usage and output. A rank in [`RankState::Unknown`] was alive.
     pub status: JobStatus,
     /// The output of the ranks, in their order.
@@ -27,7 +27,7 @@ pub struct JobSnapshot {
 impl JobSnapshot {
     /// The whole status.
     #[must_use]
-    pub fn complete(self) -> JobStatus {
+    pub(crate) fn complete(self) -> JobStatus {
         let Self { mut status, outputs } = self;
         let until = Instant::now() + SCAN_TIMEOUT;
         for rank in status.ranks.iter_mut().filter(|rank| rank.state == RankState::Unknown) {

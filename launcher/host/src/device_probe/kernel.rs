@@ -23,7 +23,7 @@ mod tree;
 use std::io::ErrorKind;
 use std::path::Path;
 
-pub use cpu_list::{CpuListError, parse_cpu_list};
+pub(crate) use cpu_list::parse_cpu_list;
 
 use pci::PciPath;
 use rankrun_core::device::{
@@ -32,7 +32,7 @@ use rankrun_core::device::{
 };
 use tree::Tree;
 
-/// More cards of one vendor than this are not believed.
+/// A longer list of cards of one vendor is taken for an error.
 const MAX_CARDS: usize = 128;
 /// At most so many troubles are reported.
 const MAX_PROBLEMS: usize = 64;

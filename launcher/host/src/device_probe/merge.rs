@@ -1,4 +1,5 @@
-//! Merges two pictures of one machine, NVML's and the kernel's, into one. Pure.
+//! Merges two snapshots of one machine, NVML's and the kernel's, into one. The probes deliver both; the result goes
+//! to the choice of devices and to `rankrun devices`. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +7,17 @@ use rankrun_core::device::{
     Accelerator, DeviceLink, DeviceType, LinkKind, Machine, Nic, NumaNode, Part, PciAddress, ProbeProblem,
 };
 
-/// One accelerator of the merged picture.
+/// One accelerator of the merged snapshot.
 struct MergeEntry {
     accelerator: Accelerator,
     nvml: Option<usize>,
     /// The position of its card there: for a MIG instance its GPU.
     nvml_card: Option<usize>,
-    /// The position of its card in the kernel's picture.
+    /// The position of its card in the kernel's snapshot.
     kernel: Option<usize>,
 }
 
-/// Merges NVML's picture of NVIDIA's cards with the kernel's picture of everything. If NVML has no card, the kernel's
+/// Merges NVML's snapshot of NVIDIA's cards with the kernel's snapshot of everything. If NVML has no card, the kernel's
 /// cards count, and NVML's trouble gives the reason. CPUs and network cards are the kernel's.
 #[must_use]
 pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
@@ -97,7 +98,7 @@ fn card_of(accelerators: &[Accelerator], at: usize) -> usize {
     accelerators.iter().position(is_card).unwrap_or(at)
 }
 
-/// The ways that both pictures know.
+/// The ways that both snapshots know.
 struct KnownLinks {
     nvml: BTreeMap<(usize, usize), LinkKind>,
     kernel: BTreeMap<(usize, usize), LinkKind>,

@@ -5,9 +5,9 @@
 //! launcher never has a driver in its own memory.
 
 pub(crate) mod cuda_driver;
-pub mod kernel;
+pub(crate) mod kernel;
 pub mod merge;
-pub mod nvidia;
+pub(crate) mod nvidia;
 
 use std::path::Path;
 

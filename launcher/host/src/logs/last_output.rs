@@ -1,15 +1,16 @@
 //! The last line of each worker and its age, while the workers run. The status notices of the agent ask for it.
 //!
-//! A thread of its own reads redirected files: a file server that does not answer must not delay a stop.
+//! A thread of its own reads redirected files: a file server that does not answer must not delay a stop. All questions
+//! share one such read.
 #![expect(clippy::disallowed_methods, reason = "the age of a line is read from the clock")]
 
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::tail::{Tail, join_tails};
 use super::{Logs, WorkerTail, read_end};
-use crate::blocking::{BlockingCall, CallStep};
+use crate::blocking::{BlockingCall, CallProgress, CallStep};
 use rankrun_core::job_event::activity::LastOutput;
 use rankrun_core::placement::WorkerId;
 
@@ -36,25 +37,29 @@ impl Logs {
     /// Reads the last lines of these workers later, and on any thread.
     #[must_use]
     pub(crate) fn output_reader(&self, workers: &[WorkerId]) -> OutputReader {
-        OutputReader(workers.iter().map(|worker| self.workers.get(worker).cloned()).collect())
+        let tails = workers.iter().map(|worker| self.workers.get(worker).cloned()).collect();
+        OutputReader { tails, file_read: self.file_read.clone() }
     }
 }
 
 /// Where the last lines of some workers are found.
 #[derive(Debug, Default)]
-pub struct OutputReader(Vec<Option<WorkerTail>>);
+pub(crate) struct OutputReader {
+    tails: Vec<Option<WorkerTail>>,
+    file_read: FileRead,
+}
 
 impl OutputReader {
     /// The last lines, in the order of the workers.
     #[must_use]
-    pub fn read(&self) -> Vec<LastOutput> {
+    pub(crate) fn read(&self) -> Vec<LastOutput> {
         let now = Instant::now();
         let paths = |stream: fn(&WorkerTail) -> &Option<PathBuf>| {
-            self.0.iter().map(move |tail| tail.as_ref().and_then(|tail| stream(tail).clone()))
+            self.tails.iter().map(move |tail| tail.as_ref().and_then(|tail| stream(tail).clone()))
         };
         let files = paths(|tail| &tail.stdout).zip(paths(|tail| &tail.stderr)).collect();
-        let of_files = last_lines_of(files);
-        let captured = self.0.iter().map(|tail| match tail {
+        let of_files = self.file_read.last_lines(files);
+        let captured = self.tails.iter().map(|tail| match tail {
             Some(tail) if tail.is_captured => {
                 tail.captured.lock().unwrap_or_else(PoisonError::into_inner).last_output(now)
             }
@@ -66,21 +71,47 @@ impl OutputReader {
 
 type Files = Vec<(Option<PathBuf>, Option<PathBuf>)>;
 
-fn last_lines_of(files: Files) -> Vec<LastOutput> {
-    let unseen = vec![LastOutput::Unavailable; files.len()];
-    if files.iter().all(|(stdout, stderr)| stdout.is_none() && stderr.is_none()) {
-        return unseen;
-    }
-    let read = move |_: &CallStep| {
-        let last = |path: Option<PathBuf>| path.map_or(LastOutput::Unavailable, |path| last_line_of(&path));
-        files.into_iter().map(|(stdout, stderr)| last(stdout).newer(last(stderr))).collect()
-    };
-    match BlockingCall::start("last-lines", read) {
-        Ok(call) => call.wait(FILES_LIMIT).unwrap_or(unseen),
-        Err(error) => {
-            tracing::warn!(%error, "the log files are not read");
-            unseen
+/// The read of log files that has not ended, shared by all questions of a job.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FileRead(Arc<Mutex<FileReadState>>);
+
+#[derive(Debug, Default)]
+struct FileReadState {
+    call: Option<BlockingCall<Vec<LastOutput>>>,
+    is_loss_reported: bool,
+}
+
+impl FileRead {
+    /// The last lines of these files, in their order; unavailable while the file system does not answer.
+    fn last_lines(&self, files: Files) -> Vec<LastOutput> {
+        let unseen = vec![LastOutput::Unavailable; files.len()];
+        if files.iter().all(|(stdout, stderr)| stdout.is_none() && stderr.is_none()) {
+            return unseen;
         }
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.call.as_ref().is_some_and(|call| matches!(call.progress(), CallProgress::Running)) {
+            // A second thread would hang beside it.
+            return unseen;
+        }
+        let read = move |_: &CallStep| {
+            let last =
+                |path: Option<PathBuf>| path.map_or(LastOutput::Unavailable, |path| last_line_of(&path));
+            files.into_iter().map(|(stdout, stderr)| last(stdout).newer(last(stderr))).collect()
+        };
+        let cause = match BlockingCall::start("last-lines", read) {
+            Ok(call) => match call.wait(FILES_LIMIT) {
+                Some(lines) => return lines,
+                None => {
+                    state.call = Some(call);
+                    "their file system does not answer".to_owned()
+                }
+            },
+            Err(error) => error.to_string(),
+        };
+        if !std::mem::replace(&mut state.is_loss_reported, true) {
+            tracing::warn!("the last lines of the log files are not read: {cause}");
+        }
+        unseen
     }
 }
 
@@ -126,7 +157,7 @@ mod tests {
             .unwrap()
             .set_modified(SystemTime::now() - Duration::from_secs(90))
             .unwrap();
-        let found = last_lines_of(vec![
+        let found = FileRead::default().last_lines(vec![
             (Some(path.clone()), None),
             (None, None),
             (Some("/dev/null".into()), Some(folder.join("missing"))),

@@ -18,6 +18,7 @@ use crate::console::{Console, Output};
 use crate::regular_file;
 use channel::{Channel, PipeSize, size_beside_label};
 use filter::{Filter, LinePicker};
+use last_output::FileRead;
 pub use latch::Drained;
 use latch::{Completion, wait_for_drain};
 use pump::{PumpCommand, PumpHandle};
@@ -36,7 +37,7 @@ pub(crate) mod last_output;
 mod latch;
 mod pump;
 mod source;
-pub mod space;
+pub(crate) mod space;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -154,6 +155,7 @@ pub struct Logs {
     filters: Filters,
     files: LogFiles,
     calls: FileCalls,
+    file_read: FileRead,
     notes: Vec<LogNote>,
 }
 
@@ -237,6 +239,7 @@ impl Logs {
             filters: Filters::default(),
             files: LogFiles::default(),
             calls: FileCalls::default(),
+            file_read: FileRead::default(),
             notes: Vec::new(),
         }
     }

@@ -9,7 +9,7 @@ use rustix::fs::StatVfs;
 
 /// The resource that a full file system lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiskShortage {
+pub(crate) enum DiskShortage {
     /// No space is left for data.
     Space {
         /// The free space for this user, in bytes.
@@ -26,7 +26,7 @@ pub enum DiskShortage {
 
 /// A log folder on a file system that takes nothing more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FullLogFolder {
+pub(crate) struct FullLogFolder {
     /// The folder as the user knows it.
     pub folder: PathBuf,
     /// The resource that has run out.
@@ -42,7 +42,7 @@ const MIN_FREE: u64 = 4096;
 impl DiskShortage {
     /// The resource that the file system of this folder lacks; `None` if it has room, or does not answer.
     #[must_use]
-    pub fn at(folder: &Path) -> Option<Self> {
+    pub(crate) fn at(folder: &Path) -> Option<Self> {
         let found = rustix::fs::statvfs(folder).ok()?;
         Self::of(&found, rustix::process::geteuid().is_root())
     }

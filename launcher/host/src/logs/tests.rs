@@ -169,7 +169,7 @@ fn teed_file_is_byte_exact() {
     drop(rig.finish());
     let copy = std::fs::read(&scratch.0).unwrap();
     assert!(copy[..bytes.len()] == bytes && copy.ends_with(b"\xff\r10%\r20%"));
-    assert!(screen.join().unwrap().ends_with(b"[w0]:20%\n"), "the console has the last picture");
+    assert!(screen.join().unwrap().ends_with(b"[w0]:20%\n"), "the console has the last snapshot");
 }
 
 #[test]
@@ -195,9 +195,9 @@ fn console_closed_gives_worker_epipe_and_tee_file_continues() {
 fn pipe_held_by_other_process_does_not_delay_generation_end() {
     let mut rig = Rig::pipe();
     let (mut stdout, _stderr) = rig.open(worker(0), &bare());
-    write!(stdout, "last words").unwrap();
+    write!(stdout, "last line").unwrap();
     wait(rig.logs.generation_ended(Generation(0)));
-    assert_eq!(rig.logs.tail(worker(0)), ["last words"]);
+    assert_eq!(rig.logs.tail(worker(0)), ["last line"]);
     assert_eq!(write!(stdout, "x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
 
     let next = WorkerId { generation: Generation(1), local_rank: LocalRank(0) };
@@ -205,7 +205,7 @@ fn pipe_held_by_other_process_does_not_delay_generation_end() {
     writeln!(stdout, "a second life").unwrap();
     let mut text = String::new();
     rig.finish().read_to_string(&mut text).unwrap();
-    assert_eq!(text, "last words\na second life\n");
+    assert_eq!(text, "last line\na second life\n");
 }
 
 #[test]

@@ -133,7 +133,8 @@ fn unwritable_log_dir_is_an_error() {
     let scratch = Scratch::new();
     let file = scratch.0.join("file");
     std::fs::write(&file, "").unwrap();
-    let error = LogTree::make(&LogDir::At(file.join("logs")), &run_id("j")).expect_err("a file is no folder");
+    let error =
+        LogTree::make(&LogDir::At(file.join("logs")), &run_id("j")).expect_err("a file is not a folder");
     assert!(matches!(&error, LogError::Folder { path, .. } if *path == file.join("logs")), "{error:?}");
     assert!(error.to_string().contains("logs`"), "{error}");
 }

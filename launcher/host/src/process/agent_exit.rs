@@ -40,12 +40,7 @@ impl AgentExit {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn clock() -> impl Fn(u64) -> Instant {
-        #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
-        let start = Instant::now();
-        move |millis| start + Duration::from_millis(millis)
-    }
+    use crate::process::test_clock::clock;
 
     #[test]
     fn exit_of_a_working_agent_is_awaited_without_limit() {

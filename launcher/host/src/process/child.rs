@@ -216,7 +216,7 @@ mod fault_tests {
 
 /// The result of one non-blocking `wait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reaped {
+pub(crate) enum Reaped {
     /// A child had died and was reaped.
     Child {
         /// The process id of the reaped child.
@@ -240,7 +240,7 @@ pub(crate) fn wait_for_any() -> Reaped {
 
 /// Reaps this child if it is dead, without waiting.
 #[must_use]
-pub fn wait_for(pid: Pid) -> Reaped {
+pub(crate) fn wait_for(pid: Pid) -> Reaped {
     let mut status = 0;
     // SAFETY: numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

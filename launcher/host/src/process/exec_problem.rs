@@ -6,6 +6,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
+use crate::process::elf::{Elf, LOADER};
 use crate::regular_file;
 use rankrun_core::plain::plain;
 
@@ -37,8 +38,6 @@ const SYSTEMS: [(&[u8], &str); 4] = [
     (b"\xce\xfa\xed\xfe", "macOS"),
     (b"\xca\xfe\xba\xbe", "macOS"),
 ];
-/// The type of the program header with the loader's path: `PT_INTERP`.
-const LOADER: u32 = 3;
 /// `e_type` of ELF files that are not programs: `ET_REL`, `ET_CORE`.
 const OBJECT: u64 = 1;
 const CORE: u64 = 4;
@@ -216,6 +215,18 @@ pub fn interpreter(head: &[u8]) -> Option<(String, bool)> {
     Some((shown(path), is_crlf))
 }
 
+/// The file that the kernel opens next for a program with this head: a script's interpreter, or the loader.
+#[must_use]
+pub(crate) fn needed_file(head: &[u8]) -> Option<String> {
+    let interpreter = interpreter(head).map(|(path, _)| path);
+    interpreter.or_else(|| loader(&Elf::parse(head)?))
+}
+
+/// The path of the loader that the program names.
+fn loader(elf: &Elf<'_>) -> Option<String> {
+    elf.segments(LOADER).next()?.split(|byte| *byte == 0).next().map(shown)
+}
+
 /// A path out of a file, which may hold any bytes.
 fn shown(path: &[u8]) -> String {
     plain(&String::from_utf8_lossy(&path[..path.len().min(LONGEST_PATH)]))
@@ -237,7 +248,7 @@ fn find(errno: Errno, head: &[u8], exists: &dyn Fn(&Path) -> bool) -> Option<Exe
     match errno {
         Errno::ENOENT => {
             let elf = Elf::parse(head)?;
-            let loader = elf.loader()?;
+            let loader = loader(&elf)?;
             let narrow = !elf.is_64_bit && cfg!(target_pointer_width = "64");
             (!exists(Path::new(&loader))).then_some(ExecProblem::NoLoader { loader, narrow })
         }
@@ -286,50 +297,6 @@ fn machine_name(machine: u16, is_64_bit: bool) -> String {
         Some((62, _)) if !is_64_bit => "x32 (x86_64 with 32-bit pointers)".to_owned(),
         Some((_, name)) => (*name).to_owned(),
         None => format!("machine number {machine} of ELF"),
-    }
-}
-
-struct Elf<'a> {
-    head: &'a [u8],
-    is_64_bit: bool,
-    is_big_endian: bool,
-    machine: u16,
-}
-
-impl<'a> Elf<'a> {
-    fn parse(head: &'a [u8]) -> Option<Self> {
-        if !head.starts_with(b"\x7fELF") {
-            return None;
-        }
-        let (is_64_bit, is_big_endian) = (*head.get(4)? == 2, *head.get(5)? == 2);
-        let elf = Self { head, is_64_bit, is_big_endian, machine: 0 };
-        Some(Self { machine: u16::try_from(elf.number(18, 2)?).ok()?, ..elf })
-    }
-
-    /// The number of so many bytes at that place.
-    fn number(&self, at: usize, size: usize) -> Option<u64> {
-        let bytes = self.head.get(at..at.checked_add(size)?)?;
-        let add = |number: u64, byte: &u8| (number << 8) | u64::from(*byte);
-        Some(if self.is_big_endian { bytes.iter().fold(0, add) } else { bytes.iter().rev().fold(0, add) })
-    }
-
-    /// An offset or size in the file.
-    fn offset(&self, wide: usize, narrow: usize) -> Option<usize> {
-        let (at, size) = if self.is_64_bit { (wide, 8) } else { (narrow, 4) };
-        usize::try_from(self.number(at, size)?).ok()
-    }
-
-    /// The program that loads this one and its libraries.
-    fn loader(&self) -> Option<String> {
-        let (table, count_at) = (self.offset(32, 28)?, if self.is_64_bit { 56 } else { 44 });
-        let (size, count) = (self.number(count_at - 2, 2)?, self.number(count_at, 2)?);
-        let segments = (0..count).filter_map(|index| table.checked_add(usize::try_from(index * size).ok()?));
-        let segment = segments.into_iter().find(|at| self.number(*at, 4) == Some(u64::from(LOADER)))?;
-        let place = self.offset(segment.checked_add(8)?, segment.checked_add(4)?)?;
-        let length = self.offset(segment.checked_add(32)?, segment.checked_add(16)?)?;
-        let path = self.head.get(place..place.checked_add(length)?)?;
-        let path = path.split(|byte| *byte == 0).next()?;
-        Some(shown(path))
     }
 }
 

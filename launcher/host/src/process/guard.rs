@@ -3,7 +3,7 @@
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
 //! signals and passes them on, reaps the orphans of the job, and ends with the job's status. If the agent dies
 //! without having reported that status, the guard kills every process of the job. Ctrl-Z is in `job_control`, a stopped
-//! agent in `watchdog`, one that cannot exit in `agent_exit`.
+//! agent in `watchdog` and `signal_answer`, one that cannot exit in `agent_exit`.
 #![expect(unsafe_code, reason = "fork")]
 #![expect(
     clippy::disallowed_methods,
@@ -33,13 +33,11 @@ use crate::process::job_control::JobControl;
 use crate::process::job_limit;
 use crate::process::link::{self, GuardLink, LinkMessage, ToAgent, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox, SignalSender};
+use crate::process::signal_answer::{AnswerAction, AnswerWatch};
 use crate::process::watchdog::Watchdog;
 use rankrun_core::exit_code::ExitStatus;
 use rankrun_core::posix::Exit;
 use rankrun_core::posix::ProcessScanError;
-
-/// An agent that has not answered a signal for this long is killed by the next one.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The same signal within this time counts as one request, unless a second key press or a second `kill` sent it.
 const DUPLICATE_WINDOW: Duration = Duration::from_millis(200);
@@ -66,7 +64,7 @@ pub struct Guard {
     scope: KillScope,
     job_control: Option<JobControl>,
     watch: Watchdog,
-    unanswered_since: Option<Instant>,
+    answer: AnswerWatch,
     /// The last stop signal, its sender, and its time.
     last_signal: Option<(i32, SignalSender, Instant)>,
     exit: AgentExit,
@@ -117,7 +115,7 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
                 scope,
                 job_control,
                 watch,
-                unanswered_since: None,
+                answer: AnswerWatch::default(),
                 last_signal: None,
                 exit: AgentExit::default(),
                 _lifeline: watched,
@@ -139,11 +137,12 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
 }
 
 impl Guard {
-    /// Waits for the agent's end, answering signals meanwhile.
+    /// Waits for the agent's end, answering signals meanwhile. Calls `report_unanswered` for a signal that the agent does
+    /// not answer, after the agent was continued.
     ///
     /// # Errors
     /// The kernel refuses to wait or to read signals; the agent then ends the job when we end.
-    pub fn supervise(mut self) -> io::Result<GuardEnd> {
+    pub fn supervise(mut self, report_unanswered: &dyn Fn(i32)) -> io::Result<GuardEnd> {
         loop {
             let agent_speaks = self.read_messages();
             while let Some((signal, sender)) = self.inbox.next_from()? {
@@ -161,7 +160,9 @@ impl Guard {
                     return Ok(self.end(exit));
                 }
             }
-            if self.exit.is_overdue(Instant::now()) {
+            let now = Instant::now();
+            self.check_answer(now, report_unanswered);
+            if self.exit.is_overdue(now) {
                 return Ok(self.leave_agent());
             }
             if let Some(job_control) = &mut self.job_control
@@ -171,7 +172,12 @@ impl Guard {
             }
             let job_control = self.job_control.as_ref().filter(|_| agent_speaks);
             let watched_until = self.watch.kill_if_overdue(self.agent, Instant::now());
-            let deadlines = [job_control.and_then(JobControl::deadline), watched_until, self.exit.deadline];
+            let deadlines = [
+                job_control.and_then(JobControl::deadline),
+                watched_until,
+                self.exit.deadline,
+                self.answer.deadline(),
+            ];
             let mut inputs = vec![
                 PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.watch.as_fd(), PollFlags::POLLIN),
@@ -193,7 +199,7 @@ impl Guard {
     fn read_messages(&mut self) -> bool {
         loop {
             match self.link.receive_from_agent() {
-                LinkMessage::Message(ToGuard::Handled) => self.unanswered_since = None,
+                LinkMessage::Message(ToGuard::Handled) => self.answer.on_answered(),
                 LinkMessage::Message(ToGuard::Finish(status)) => {
                     self.exit.on_finished(Instant::now(), status);
                 }
@@ -226,21 +232,34 @@ impl Guard {
             return;
         }
         self.last_signal = Some((signal, sender, now));
-        match self.unanswered_since {
-            None => {
-                self.unanswered_since = Some(now);
+        match self.answer.on_signal(now, signal) {
+            AnswerAction::Forward => {
                 // An agent that is gone is noticed by its exit.
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
-            Some(since) if since.elapsed() > ANSWER_LIMIT => {
-                self.exit.on_killed(now, signal);
-                let _ = kill(self.agent, Signal::SIGKILL);
-            }
-            Some(_) => {}
+            AnswerAction::Kill(signal) => self.kill_agent(now, signal),
+            AnswerAction::Wait | AnswerAction::Continue(_) => {}
         }
     }
 
-    /// The end without the agent's exit, which comes when the kernel lets go of its threads.
+    fn check_answer(&mut self, now: Instant, report_unanswered: &dyn Fn(i32)) {
+        match self.answer.on_time(now) {
+            // An agent that exits answers no more.
+            AnswerAction::Continue(signal) if self.exit.deadline.is_none() => {
+                let _ = kill(self.agent, Signal::SIGCONT);
+                report_unanswered(signal);
+            }
+            AnswerAction::Kill(signal) => self.kill_agent(now, signal),
+            AnswerAction::Wait | AnswerAction::Forward | AnswerAction::Continue(_) => {}
+        }
+    }
+
+    fn kill_agent(&mut self, now: Instant, signal: i32) {
+        self.exit.on_killed(now, signal);
+        let _ = kill(self.agent, Signal::SIGKILL);
+    }
+
+    /// The end without the agent's exit, which comes when the kernel has ended its threads.
     fn leave_agent(self) -> GuardEnd {
         let _ = kill(self.agent, Signal::SIGKILL);
         self.end(Exit::Signal { number: libc::SIGKILL, core_dumped: false })
@@ -286,7 +305,7 @@ mod tests {
             scope,
             job_control: None,
             watch: Watchdog::open(Instant::now()).unwrap(),
-            unanswered_since: None,
+            answer: AnswerWatch::default(),
             last_signal: None,
             exit: AgentExit::default(),
             _lifeline: link::lifeline().unwrap().0,

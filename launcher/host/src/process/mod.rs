@@ -16,25 +16,32 @@
 mod agent_exit;
 pub mod attach;
 pub(crate) mod attach_listener;
-pub mod child;
-pub mod descendants;
+pub(crate) mod child;
+pub(crate) mod descendants;
+mod elf;
+pub(crate) mod exec_files;
 pub mod exec_problem;
 pub mod gc;
+pub(crate) mod group_signal;
 pub mod guard;
 pub mod heap;
 pub mod inherited;
 mod job_control;
 pub mod job_limit;
 pub mod link;
-pub mod listener;
-pub mod oom;
+pub(crate) mod listener;
+pub(crate) mod oom;
 pub mod probe;
 pub mod proc;
+pub(crate) mod program_file;
 pub mod reserve;
 pub mod signal;
-pub mod sockets;
+mod signal_answer;
+pub(crate) mod sockets;
 pub mod spawn;
-pub mod usage;
+#[cfg(test)]
+mod test_clock;
+pub(crate) mod usage;
 pub mod watchdog;
 
 use std::io;

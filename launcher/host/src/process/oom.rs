@@ -47,7 +47,7 @@ impl Limit {
 
 /// OOM kills since an earlier reading.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OomKills {
+pub(crate) struct OomKills {
     /// In the memory cgroup of the launcher; nothing where that is not known.
     pub cgroup: Option<u64>,
     /// The nearest limit that was reached meanwhile, in bytes; where the kernel counts that not, at any time.

@@ -98,6 +98,11 @@ impl ProcessStat {
         self.field(4).and_then(parse_pid)
     }
 
+    /// The process group, by the pid of its first process.
+    pub(super) fn process_group(&self) -> Option<Pid> {
+        self.field(5).and_then(parse_pid)
+    }
+
     /// The start time of the process, in clock ticks since boot.
     pub(super) fn start_ticks(&self) -> Option<u64> {
         self.field(22)?.parse().ok()

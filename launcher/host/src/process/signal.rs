@@ -66,7 +66,7 @@ impl HandledSignals {
 }
 
 /// Whether we were started with it ignored.
-pub(super) fn is_ignored(signal: Signal) -> bool {
+pub fn is_ignored(signal: Signal) -> bool {
     let mut current = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: with a null action sigaction only writes the current one, and on success all of it.
     unsafe {

@@ -30,7 +30,7 @@ use rankrun_core::rendezvous::torchrun_compat::{MasterAddressCache, Members};
 use rankrun_core::rendezvous::{Member, NodeName, Round};
 
 /// One completed round, as this agent takes part in it.
-pub struct RankExchange {
+pub(crate) struct RankExchange {
     /// Keys of the job.
     pub keys: RendezvousKeys,
     /// Number of the round.
@@ -77,18 +77,18 @@ async fn call_store<T: Send + 'static>(
 
 /// The master addresses that torchrun agents have cached, as far as this agent knows.
 #[derive(Debug, Clone, Default)]
-pub struct SharedAddressCache(Arc<Mutex<MasterAddressCache>>);
+pub(crate) struct SharedAddressCache(Arc<Mutex<MasterAddressCache>>);
 
 impl SharedAddressCache {
     /// The cache, for the calling task or thread alone.
-    pub fn lock(&self) -> MutexGuard<'_, MasterAddressCache> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, MasterAddressCache> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Why no ranks were assigned.
 #[derive(Debug, thiserror::Error)]
-pub enum AssignRanksError {
+pub(crate) enum AssignRanksError {
     /// The rendezvous store fails.
     #[error(transparent)]
     Store(#[from] ClientError),
@@ -101,7 +101,10 @@ pub enum AssignRanksError {
 ///
 /// # Errors
 /// See [`AssignRanksError`]. After [`AssignRanksError::Failed`] no later round can do better.
-pub async fn assign_ranks(store: &mut Client, exchange: &RankExchange) -> Result<Round, AssignRanksError> {
+pub(crate) async fn assign_ranks(
+    store: &mut Client,
+    exchange: &RankExchange,
+) -> Result<Round, AssignRanksError> {
     let (master, refresh) = master::agree(exchange, store).await?;
     let keys = exchange.keys.round(exchange.round);
     let roles = RoleExchange {

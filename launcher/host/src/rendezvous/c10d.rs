@@ -8,11 +8,11 @@
 
 mod messages;
 
-pub use messages::FailureAuthor;
+pub(crate) use messages::FailureAuthor;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::store::client::{Client, ClientError, ClientSettings, UnansweredRequest};
 use rankrun_core::rendezvous::FailureNote;
@@ -23,7 +23,7 @@ use rankrun_core::rendezvous::pickle::StateParseError;
 use rankrun_core::rendezvous::state::{Node, RendezvousState};
 use rankrun_core::rendezvous::text::escape_bytes_for_terminal;
 
-pub use messages::NodeDescription;
+pub(crate) use messages::NodeDescription;
 
 /// torch's value for "no state yet" (contract 5.2).
 const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
@@ -84,6 +84,14 @@ pub(crate) struct SnapshotQuery<'a> {
     pub done: &'a [Node],
     /// Nodes of which the heartbeat is read.
     pub heartbeats: &'a [Node],
+}
+
+/// The keys of a read over another connection to the same store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SnapshotKeys {
+    pub(crate) names: Vec<String>,
+    /// Start of this backend's last request: after it no values of before count.
+    last_request: Instant,
 }
 
 /// The result of one read. The state itself is [`C10dBackend::state`].
@@ -208,6 +216,19 @@ impl C10dBackend {
         &mut self,
         wants: &SnapshotQuery<'_>,
     ) -> Result<StoreSnapshot, StoreFailure> {
+        let names = self.snapshot_names(wants);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let values = self.request_client.multi_get(&names).await?;
+        self.take_values(wants, values)
+    }
+
+    /// What [`Self::read_snapshot`] reads, for another connection.
+    #[must_use]
+    pub(crate) fn snapshot_keys(&self, wants: &SnapshotQuery<'_>) -> SnapshotKeys {
+        SnapshotKeys { names: self.snapshot_names(wants), last_request: self.request_client.last_call() }
+    }
+
+    fn snapshot_names(&self, wants: &SnapshotQuery<'_>) -> Vec<String> {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
@@ -216,8 +237,19 @@ impl C10dBackend {
             names.extend(wants.done.iter().map(|node| keys.succeeded(round, node)));
         }
         names.extend(wants.heartbeats.iter().map(|node| keys.heartbeat(node)));
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut values = self.request_client.multi_get(&names).await?.into_iter();
+        names
+    }
+
+    /// Takes the values of all keys of a read: no request may have been made since its [`Self::snapshot_keys`].
+    ///
+    /// # Errors
+    /// The value is not a state.
+    pub(crate) fn take_values(
+        &mut self,
+        wants: &SnapshotQuery<'_>,
+        values: Vec<Vec<u8>>,
+    ) -> Result<StoreSnapshot, StoreFailure> {
+        let mut values = values.into_iter();
         let mut next = || values.next().unwrap_or_default();
         self.version = parse_i64(&next()).unwrap_or(0);
         let text = next();

@@ -203,13 +203,13 @@ pub enum RendezvousError {
     TooManyWorkers,
     /// A torchrun member cannot learn the new address of the workers' store.
     #[error(
-        "the workers' store has moved from `{believed}` to `{now}`, and torchrun on {peer} cannot follow: it reads the address only once"
+        "the workers' store has moved from `{cached}` to `{now}`, and torchrun on {peer} cannot follow: it reads the address only once"
     )]
     MasterMoved {
         /// Name of the torchrun member.
         peer: Box<NodeName>,
         /// The store's address that this member has cached.
-        believed: String,
+        cached: String,
         /// The address, or node, where the store must be now.
         now: String,
     },

@@ -4,11 +4,10 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::blocking::{BlockingCall, CallStep, call_on_thread};
 use crate::rendezvous::address::{self, interfaces};
@@ -138,7 +137,7 @@ pub(crate) enum AllowedClients {
     /// Agents that know this local address.
     At(IpAddr),
     /// Agents on any machine.
-    Others,
+    AnyMachine,
 }
 
 /// The addresses of the endpoint's host on this machine; empty if its name does not resolve here.
@@ -159,12 +158,12 @@ pub(crate) fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool 
 ///
 /// # Errors
 /// The port cannot be bound: it is in use although this node must host, or this user has no permission.
-pub(crate) fn open_store(
+pub(crate) async fn open_store(
     endpoint: &StoreEndpoint,
     is_host: Option<bool>,
     (clients, ports): (AllowedClients, Option<PortRange>),
 ) -> Result<Option<StoreServer>, StoreError> {
-    match bind_unless_answered(|| bind(endpoint, clients, ports), is_answered) {
+    match bind_unless_answered(|| bind(endpoint, clients, ports), is_answered).await {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine opened the store first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
@@ -175,7 +174,7 @@ pub(crate) fn open_store(
 /// Retries a failed bind for a while if no socket answers at the port. Linux marks a socket as listening before it
 /// checks for another one. If two agents listen at the same moment, each may get "address in use", and neither has the
 /// port. Another launcher may also be about to listen. A socket that holds the port for longer is a separate error.
-fn bind_unless_answered<T>(
+async fn bind_unless_answered<T>(
     mut bind: impl FnMut() -> Result<T, StoreError>,
     answers: impl Fn(SocketAddr) -> bool,
 ) -> Result<T, StoreError> {
@@ -187,7 +186,7 @@ fn bind_unless_answered<T>(
                 // A random pause, so that the two agents differ.
                 let random = uuid::Uuid::new_v4().as_u64_pair().1;
                 let longest = if pause < SHORT_PAUSES { 2_000 } else { 50_000 };
-                thread::sleep(Duration::from_micros(100 + random % longest));
+                sleep(Duration::from_micros(100 + random % longest)).await;
             }
             done => return done,
         }
@@ -242,7 +241,7 @@ fn bind(
     let address = endpoint.address();
     let wants_ipv6 = address.is_some_and(|address| address.is_ipv6());
     let at = match clients {
-        AllowedClients::Others => Interfaces::All,
+        AllowedClients::AnyMachine => Interfaces::All,
         AllowedClients::At(address) => Interfaces::One(address),
         AllowedClients::ThisMachine => match address.filter(IpAddr::is_loopback) {
             Some(address) => Interfaces::One(address),
@@ -276,9 +275,18 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::store::client::blocking::runtime;
 
     fn at(host: &str, port: u16) -> StoreEndpoint {
         StoreEndpoint { host: host.to_owned(), port }
+    }
+
+    fn open_now(
+        endpoint: &StoreEndpoint,
+        is_host: Option<bool>,
+        limits: (AllowedClients, Option<PortRange>),
+    ) -> Result<Option<StoreServer>, StoreError> {
+        runtime().block_on(open_store(endpoint, is_host, limits))
     }
 
     #[test]
@@ -303,11 +311,13 @@ mod tests {
 
     #[test]
     fn first_agent_to_bind_hosts_and_second_is_client() {
-        let first = open_store(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
+        let first = open_now(&at("localhost", 0), None, (AllowedClients::AnyMachine, None)).unwrap().unwrap();
         let port = first.local_addr().port();
-        assert!(open_store(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
+        assert!(
+            open_now(&at("localhost", port), None, (AllowedClients::AnyMachine, None)).unwrap().is_none()
+        );
         let error =
-            open_store(&at("localhost", port), Some(true), (AllowedClients::Others, None)).unwrap_err();
+            open_now(&at("localhost", port), Some(true), (AllowedClients::AnyMachine, None)).unwrap_err();
         assert!(error.to_string().contains(&format!(":{port}`: ")), "{error}");
         assert!(error.hint().is_some());
     }
@@ -323,11 +333,11 @@ mod tests {
             tries.set(tries.get() + 1);
             if tries.get() < 3 { refused() } else { Ok(tries.get()) }
         };
-        assert_eq!(bind_unless_answered(third, |_| false).unwrap(), 3);
+        assert_eq!(runtime().block_on(bind_unless_answered(third, |_| false)).unwrap(), 3);
         tries.set(0);
-        bind_unless_answered(third, |_| true).unwrap_err();
+        runtime().block_on(bind_unless_answered(third, |_| true)).unwrap_err();
         assert_eq!(tries.get(), 1);
-        let held = bind_unless_answered(refused, |_| false).unwrap_err();
+        let held = runtime().block_on(bind_unless_answered(refused, |_| false)).unwrap_err();
         assert!(matches!(held, StoreError::Held { .. }), "{held}");
     }
 
@@ -341,21 +351,20 @@ mod tests {
         for (host, expected) in
             [("localhost", "127.0.0.1"), ("127.3.2.1", "127.3.2.1"), ("10.0.0.2", "127.0.0.1")]
         {
-            let store = open_store(&at(host, 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
+            let store = open_now(&at(host, 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
             assert_eq!(store.local_addr().ip().to_string(), expected, "{host}");
         }
         let here = Ipv4Addr::LOCALHOST.into();
-        let store =
-            open_store(&at("node7", 0), Some(true), (AllowedClients::At(here), None)).unwrap().unwrap();
+        let store = open_now(&at("node7", 0), Some(true), (AllowedClients::At(here), None)).unwrap().unwrap();
         assert_eq!(store.local_addr().ip(), here);
     }
 
     #[test]
     fn single_node_store_listens_on_loopback_only() {
         let store =
-            open_store(&at("localhost", 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
+            open_now(&at("localhost", 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_loopback());
-        let store = open_store(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
+        let store = open_now(&at("localhost", 0), None, (AllowedClients::AnyMachine, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_unspecified());
         TcpStream::connect(("127.0.0.1", store.local_addr().port())).unwrap();
     }
@@ -364,7 +373,9 @@ mod tests {
     fn foreign_listener_is_not_our_store() {
         let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(open_store(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
+        assert!(
+            open_now(&at("localhost", port), None, (AllowedClients::AnyMachine, None)).unwrap().is_none()
+        );
     }
 
     #[test]

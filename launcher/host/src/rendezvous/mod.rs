@@ -6,14 +6,15 @@
 //! slow or dead machine never delays a signal on this one. This module does not start or stop workers.
 
 pub mod address;
-pub mod assign_ranks;
-pub mod c10d;
-pub mod host;
-pub mod local;
+pub(crate) mod assign_ranks;
+pub(crate) mod c10d;
+pub(crate) mod error;
+pub(crate) mod host;
+pub(crate) mod local;
 pub(crate) mod port_owner;
 pub(crate) mod static_rdzv;
 pub mod task;
-pub mod training_store;
+pub(crate) mod training_store;
 pub(crate) mod unreached;
 
 use std::sync::Arc;
@@ -93,9 +94,7 @@ pub enum RendezvousEvent {
     /// One line for the user, such as the chosen address or the host of the store.
     Note(String),
     /// There are no more rounds for this node.
-    Over(RendezvousEnd),
-    /// The same, since the rendezvous itself failed.
+    Ended(RendezvousEnd),
+    /// The rendezvous failed: no round follows.
     Failed(error::RendezvousError),
 }
-
-pub mod error;

@@ -26,7 +26,7 @@ use crate::store::client::{Client, ClientError};
 use rankrun_core::rendezvous::descriptor::AgentDescriptor;
 use rankrun_core::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use rankrun_core::rendezvous::pickle;
-use rankrun_core::rendezvous::roles::RankAssignment;
+use rankrun_core::rendezvous::roles::{RankAssignment, RoleInfo};
 use rankrun_core::rendezvous::state::{Node, RendezvousState, Timestamp};
 use rankrun_core::rendezvous::{NodeName, Round};
 
@@ -241,7 +241,7 @@ impl<'a> StaticJob<'a> {
         let mut misfit_since = None;
         loop {
             let infos = roles.read_all(store).await?;
-            if self.begin(store, &mut misfit_since).await? == JoinedNodes::BelongToJob {
+            if self.begin(store, &infos, &mut misfit_since).await? == JoinedNodes::BelongToJob {
                 return roles.publish_ranks(store, &infos).await;
             }
         }
@@ -257,6 +257,7 @@ impl<'a> StaticJob<'a> {
     async fn begin(
         &self,
         store: &mut Client,
+        read_infos: &[RoleInfo],
         misfit_since: &mut Option<Instant>,
     ) -> Result<JoinedNodes, AssignRanksError> {
         let [claims, infos] = self.claims_and_infos(store).await?;
@@ -266,6 +267,11 @@ impl<'a> StaticJob<'a> {
         };
         if misfit.is_some() || claims.iter().zip(&infos).any(is_leaving) {
             return self.wait_for_rank(store, misfit, misfit_since).await;
+        }
+        // Another agent may have taken the rank of a dead one since the infos were read.
+        let mut pairs = self.ranks().zip(&infos).zip(read_infos);
+        if !pairs.all(|((rank, text), read)| RoleInfo::from_json(text, rank).as_ref() == Some(read)) {
+            return Ok(JoinedNodes::HaveChanged);
         }
         // An agent writes its claim before its role_info.
         let claims = claims.iter().map(|text| Claim::from_json(text));
@@ -319,7 +325,7 @@ impl<'a> StaticJob<'a> {
 enum JoinedNodes {
     /// All nodes that have joined belong to the job.
     BelongToJob,
-    /// One did not belong to the job and has left, or one leaves. The roles must be read again.
+    /// One did not belong to the job and has left, or one leaves or was replaced. The roles must be read again.
     HaveChanged,
 }
 

@@ -11,11 +11,15 @@ mod joining;
 mod lease;
 mod leaving;
 mod member;
+mod opening;
 mod peer_directory;
+mod phase;
 mod plan;
+mod quiet;
 mod refusals;
 mod rendezvous_task;
 mod static_start;
+mod store_access;
 #[cfg(test)]
 mod tests;
 mod unreached;

@@ -24,7 +24,7 @@ use crate::store::{StoreError, StoreServer};
 use rankrun_core::spec::rendezvous::{NetworkSpec, PortRange};
 use rankrun_core::spec::{RendezvousSpec, StoreHost, StorePlan};
 
-pub use free_port::WorkerRank0;
+pub(crate) use free_port::WorkerRank0;
 
 /// A name server may take this long: resolvers ask several servers, several times.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(60);

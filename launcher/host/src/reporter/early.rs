@@ -14,7 +14,7 @@ use rankrun_core::job_event::{FailureKind, lost_peer_phrase};
 
 /// A worker that exited with 0 before the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EarlyRank {
+pub(crate) struct EarlyRank {
     /// The rank of the worker that finished.
     pub rank: Rank,
     /// The time between its exit and the first failure.
@@ -160,7 +160,7 @@ mod tests {
         {
             assert_eq!(probable_cause(&of_rank_0(&[(1, 10)], line)), None, "{line}");
         }
-        let stuck = FailureKind::Stuck { stuck_for: Duration::from_secs(2) };
+        let stuck = FailureKind::Uninterruptible { blocked_for: Duration::from_secs(2) };
         let failure = FailureReport { kind: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
         assert_eq!(probable_cause(&failure), None);
     }

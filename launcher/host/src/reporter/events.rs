@@ -13,7 +13,7 @@ use rankrun_core::spec::{LaunchSpec, RendezvousSpec};
 
 /// The fields that all events of a job share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobFacts {
+pub(crate) struct JobFacts {
     run_id: String,
     role: String,
     hostname: String,
@@ -24,7 +24,7 @@ pub struct JobFacts {
 impl JobFacts {
     /// The facts of one launch on the node of that full name.
     #[must_use]
-    pub fn of(spec: &LaunchSpec, hostname: String) -> Self {
+    pub(crate) fn of(spec: &LaunchSpec, hostname: String) -> Self {
         let backend = match &spec.rendezvous {
             RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => "c10d",
             RendezvousSpec::Static { .. } => "static",
@@ -41,7 +41,7 @@ impl JobFacts {
 
 /// Where the job is when an event happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct JobProgress {
+pub(crate) struct JobProgress {
     /// Whether a rendezvous was completed: before, the agent has no rank.
     pub membership: RankStatus,
     /// The number of restarts that the job has used.
@@ -52,7 +52,7 @@ pub struct JobProgress {
 
 /// Whether the agent knows its rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RankStatus {
+pub(crate) enum RankStatus {
     /// The rendezvous is not complete.
     Joining,
     /// It is this one of so many nodes.
@@ -66,7 +66,7 @@ pub enum RankStatus {
 
 /// An event of the job that torch's event log records.
 #[derive(Debug, Clone, PartialEq)]
-pub enum TorchEvent {
+pub(crate) enum TorchEvent {
     /// The rendezvous completed after this time.
     Rendezvous(Duration),
     /// Handing out the ranks took so long.
@@ -102,7 +102,7 @@ pub(crate) const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {
 
 /// The ranks and the pid of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EventWorker {
+pub(crate) struct EventWorker {
     /// The worker's rank in the whole job.
     pub rank: Rank,
     /// Index among the workers of its role.
@@ -162,7 +162,7 @@ struct MetadataWorker {
 
 /// Returns the event's line of JSON, without a line break.
 #[must_use]
-pub fn render(job: &JobFacts, progress: JobProgress, event: &TorchEvent) -> String {
+pub(crate) fn render(job: &JobFacts, progress: JobProgress, event: &TorchEvent) -> String {
     let (source, state, worker) = kind(event);
     let joined = match progress.membership {
         RankStatus::Joining => None,
@@ -242,7 +242,7 @@ fn raw_error(event: &TorchEvent) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rankrun_core::spec::example;
+    use rankrun_core::spec::fake::example;
 
     fn line(progress: JobProgress, event: &TorchEvent) -> String {
         render(&JobFacts::of(&example(), "localhost".to_owned()), progress, event)

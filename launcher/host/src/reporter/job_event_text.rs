@@ -10,6 +10,7 @@ use crate::reporter::leftovers;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
 use crate::reporter::rank_names::rank_names;
+use crate::reporter::rank_table::{self, TableSetting};
 use rankrun_core::job_event::{JobEvent, NoRestart, WorkerEnd};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Pid, Signal, signal_name};
@@ -18,8 +19,8 @@ use rankrun_core::rendezvous::Round;
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::spec::stop::StopReason;
 
-/// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
-/// has no line. The line of a long wait names the awaited thing.
+/// The text for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
+/// has no text. The line of a long wait names the awaited thing. A table has several lines, for no certain terminal.
 #[must_use]
 pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match event {
@@ -27,38 +28,34 @@ pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>)
             format!("{} failed: {}", worker_name(end, round), end_in_words(end, rank_of(end, round)))
         }
         JobEvent::WorkerFailed { end, live, grace } => format!(
-            "{} failed: {}; waiting up to {} s for {} other{} to stop",
+            "{} failed: {}; {}",
             worker_name(end, round),
             end_in_words(end, rank_of(end, round)),
-            seconds(*grace),
-            live.len(),
-            plural(live.len())
+            wait_for_stop(spec, *grace, &format!("{} other{}", live.len(), plural(live.len())))
         ),
         JobEvent::Changed { .. }
         | JobEvent::Rejoined { .. }
-        | JobEvent::OverElsewhere { .. }
+        | JobEvent::EndedElsewhere { .. }
         | JobEvent::Settling
         | JobEvent::FinishedBeforeLoss { .. } => return node_event_text(event, spec),
         JobEvent::SomeFinished { finished, live, waited: since } => {
             some_finished(finished, live, *since, round)
         }
-        // The table has a form of its own.
-        JobEvent::GroupFailed { .. } | JobEvent::RankTable(_) => return None,
+        JobEvent::RankTable(table) => rank_table::render(table, &TableSetting::of(round, None)),
+        JobEvent::GroupFailed { .. } => return None,
         JobEvent::ExternalWorkerStarted { local_rank, pid } => external_worker_started(*local_rank, *pid),
         JobEvent::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: no worker runs")
         }
-        JobEvent::Stopping { signal, live, grace, .. } => format!(
-            "{signal}: waiting up to {} s for {} worker{} to stop; a second signal kills",
-            seconds(*grace),
-            live.len(),
-            plural(live.len())
-        ),
-        JobEvent::Stuck { .. }
+        JobEvent::Stopping { signal, live, grace, .. } => {
+            format!("{signal}: {}; a second signal kills", wait_for_stop(spec, *grace, &workers(live)))
+        }
+        JobEvent::Uninterruptible { .. }
         | JobEvent::NotJoined { .. }
         | JobEvent::TimeIsShort { .. }
-        | JobEvent::TimeIsUp { .. } => return limit_event_text(event),
+        | JobEvent::TimeIsUp { .. } => return limit_event_text(event, spec),
         JobEvent::Killing { local_ranks, ignored_signal } => killing_text(local_ranks, *ignored_signal),
+        JobEvent::AwaitingGroups { .. } | JobEvent::KillingGroups { .. } => return group_event_text(event),
         JobEvent::CannotEnd { local_ranks } => cannot_end_text(local_ranks),
         JobEvent::AwaitingLeftovers { .. } | JobEvent::LeftoversSurvive { .. } => {
             return leftovers::event_text(event);
@@ -83,8 +80,28 @@ pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>)
 }
 
 fn killing_text(local_ranks: &[LocalRank], ignored_signal: Option<Signal>) -> String {
-    let why = if ignored_signal.is_some() { "still alive after the grace" } else { "second signal received" };
-    format!("killing {}: {why}", ranks(local_ranks))
+    format!("killing {}: {}", ranks(local_ranks), kill_reason(ignored_signal))
+}
+
+/// The lines about the process groups of ended workers, under both command names; `None` for other events.
+#[must_use]
+pub(crate) fn group_event_text(event: &JobEvent) -> Option<String> {
+    match event {
+        JobEvent::AwaitingGroups { local_ranks, signal, grace } => Some(format!(
+            "waiting up to {} s for processes that {} left running to stop after {signal}; a second signal kills",
+            seconds(*grace),
+            ranks(local_ranks)
+        )),
+        JobEvent::KillingGroups { local_ranks, ignored_signal } => {
+            let why = kill_reason(*ignored_signal);
+            Some(format!("killing processes that {} left running: {why}", ranks(local_ranks)))
+        }
+        _ => None,
+    }
+}
+
+const fn kill_reason(ignored_signal: Option<Signal>) -> &'static str {
+    if ignored_signal.is_some() { "still alive after the grace" } else { "second signal received" }
 }
 
 fn cannot_end_text(local_ranks: &[LocalRank]) -> String {
@@ -132,14 +149,22 @@ pub(crate) fn some_finished(
     )
 }
 
+/// The wait that a stop begins with. A signal of `--stop-signal` is named: the launcher got another one, or none.
+fn wait_for_stop(spec: &LaunchSpec, grace: Duration, live: &str) -> String {
+    let signal = spec.options.stop_signal.map_or_else(String::new, |signal| format!(" after {signal}"));
+    format!("waiting up to {} s for {live} to stop{signal}", seconds(grace))
+}
+
+fn workers(live: &[LocalRank]) -> String {
+    format!("{} worker{}", live.len(), plural(live.len()))
+}
+
 /// The lines about other nodes, under both command names; `None` for other events.
 #[must_use]
 pub(crate) fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
         0 => String::new(),
-        count => {
-            format!("; waiting up to {} s for {count} worker{} to stop", seconds(grace), plural(count))
-        }
+        _ => format!("; {}", wait_for_stop(spec, grace, &workers(live))),
     };
     Some(match event {
         // The workers are dead already, or are killed now.
@@ -150,7 +175,7 @@ pub(crate) fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<Str
             format!("{}{}", nodes::membership_change_text(change), stopping(live, *grace))
         }
         JobEvent::Rejoined { round } => nodes::next_round_text(round, spec.workers.get()),
-        JobEvent::OverElsewhere { remote_end: ending, live, grace } => {
+        JobEvent::EndedElsewhere { remote_end: ending, live, grace } => {
             format!("{}{}", nodes::remote_end_text(ending), stopping(live, *grace))
         }
         JobEvent::Settling => {
@@ -194,26 +219,23 @@ pub(crate) fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<S
 
 /// The lines about time limits, under both command names; `None` for other events.
 #[must_use]
-pub(crate) fn limit_event_text(event: &JobEvent) -> Option<String> {
-    let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
+pub(crate) fn limit_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+    let stopping = |live: &[LocalRank], grace: Duration| wait_for_stop(spec, grace, &workers(live));
     Some(match event {
-        JobEvent::Stuck { worker: uninterruptible, stuck_for, limit, live, grace } => format!(
-            "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
-             {} s for {} to stop; no restart",
+        JobEvent::Uninterruptible { worker: uninterruptible, blocked_for, limit, live, grace } => format!(
+            "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: {}; no restart",
             uninterruptible.local_rank,
             uninterruptible.pid,
-            stuck_for.as_secs_f64(),
+            blocked_for.as_secs_f64(),
             limit.as_secs_f64(),
-            seconds(*grace),
-            workers(live)
+            stopping(live, *grace)
         ),
         JobEvent::NotJoined { missing, limit, live, grace } => format!(
-            "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
+            "{} {} not joined the store within {} s: {}",
             ranks(missing),
             if missing.len() == 1 { "has" } else { "have" },
             limit.as_secs_f64(),
-            seconds(*grace),
-            workers(live)
+            stopping(live, *grace)
         ),
         JobEvent::TimeIsShort { remaining: before, signal, live } => format!(
             "the time limit is over in {}: {signal} to {}",
@@ -221,22 +243,19 @@ pub(crate) fn limit_event_text(event: &JobEvent) -> Option<String> {
             workers(live)
         ),
         JobEvent::TimeIsUp { by_warning: Some(end), live, grace, .. } => format!(
-            "local rank {} (pid {}) ended by the warning before the time limit ({}): waiting up to {} s for {} to \
-             stop; no restart",
+            "local rank {} (pid {}) ended by the warning before the time limit ({}): {}; no restart",
             end.local_rank,
             end.pid,
             end.exit,
-            seconds(*grace),
-            workers(live)
+            stopping(live, *grace)
         ),
         JobEvent::TimeIsUp { limit, by_warning: None, live, .. } if live.is_empty() => {
             format!("the time limit of {} is over; no restart", humantime::format_duration(*limit))
         }
         JobEvent::TimeIsUp { limit, by_warning: None, live, grace } => format!(
-            "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
+            "the time limit of {} is over: {}; no restart",
             humantime::format_duration(*limit),
-            seconds(*grace),
-            workers(live)
+            stopping(live, *grace)
         ),
         _ => return None,
     })
@@ -248,12 +267,9 @@ pub(crate) fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<S
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
     Some(match event {
         JobEvent::RestartRequested { live, .. } if live.is_empty() => "restart by request".to_owned(),
-        JobEvent::RestartRequested { live, grace } => format!(
-            "restart by request: waiting up to {} s for {} worker{} to stop",
-            seconds(*grace),
-            live.len(),
-            plural(live.len())
-        ),
+        JobEvent::RestartRequested { live, grace } => {
+            format!("restart by request: {}", wait_for_stop(spec, *grace, &workers(live)))
+        }
         JobEvent::RestartedByRequest => {
             "starting all workers again by request; no restart of the budget is used".to_owned()
         }
@@ -335,7 +351,7 @@ fn ranks(local_ranks: &[LocalRank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rankrun_core::spec::example;
+    use rankrun_core::spec::fake::example;
 
     #[test]
     fn finished_and_live_workers_are_named_by_global_rank() {
@@ -365,6 +381,20 @@ mod tests {
         let text = super::render(&event, &example(), None).unwrap_or_default();
         assert!(text.starts_with("this launcher stood still for longer than its lease"), "{text}");
         assert!(text.ends_with("are killed, since the other nodes take this node for lost"), "{text}");
+    }
+
+    #[test]
+    fn lines_on_stopping_name_the_stop_signal() {
+        let mut spec = example();
+        spec.options.stop_signal = "INT".parse().ok();
+        let (live, grace) = (vec![LocalRank(0)], Duration::from_secs(9));
+        let (signal, worker_signal, limit) = (Signal::SIGTERM, Signal::SIGINT, Duration::from_secs(60));
+        let stopping = JobEvent::Stopping { signal, worker_signal, live: live.clone(), grace };
+        let time_is_up = JobEvent::TimeIsUp { limit, by_warning: None, live: live.clone(), grace };
+        for event in [stopping, time_is_up, JobEvent::RestartRequested { live, grace }] {
+            let text = super::render(&event, &spec, None).unwrap_or_default();
+            assert!(text.contains("waiting up to 9 s for 1 worker to stop after SIGINT"), "{text}");
+        }
     }
 
     #[test]

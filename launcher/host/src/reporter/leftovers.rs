@@ -14,9 +14,15 @@ const MAX_NAMED: usize = 4;
 /// A process that a worker left running: pid and command.
 pub(crate) type LeftoverProcess = (Pid, String);
 
+/// The processes by pid alone.
+#[must_use]
+pub(crate) fn without_commands(leftovers: Vec<LeftoverProcess>) -> Vec<LeftoverProcess> {
+    leftovers.into_iter().map(|(pid, _)| (pid, String::new())).collect()
+}
+
 /// The launcher waits for these processes, up to `at_most`; the time limit of the job ends the wait too.
 #[must_use]
-pub fn waiting(leftovers: &[LeftoverProcess], at_most: Duration, is_limited: bool) -> String {
+pub(crate) fn waiting(leftovers: &[LeftoverProcess], at_most: Duration, is_limited: bool) -> String {
     let at_most = at_most.as_secs_f64();
     let enders = if is_limited { "a signal or the time limit" } else { "a signal" };
     format!(
@@ -27,7 +33,7 @@ pub fn waiting(leftovers: &[LeftoverProcess], at_most: Duration, is_limited: boo
 
 /// The launcher sends SIGTERM to these processes.
 #[must_use]
-pub fn ending(leftovers: &[LeftoverProcess], reason: StopReason, grace: Duration) -> String {
+pub(crate) fn ending(leftovers: &[LeftoverProcess], reason: StopReason, grace: Duration) -> String {
     let reason = match reason {
         StopReason::Signal(signal) => signal.to_string(),
         StopReason::TimeLimit => "the time limit is over".to_owned(),
@@ -42,7 +48,7 @@ pub fn ending(leftovers: &[LeftoverProcess], reason: StopReason, grace: Duration
 
 /// The launcher kills these processes (SIGKILL).
 #[must_use]
-pub fn killing(leftovers: &[LeftoverProcess], ignored_signal: Option<Signal>) -> String {
+pub(crate) fn killing(leftovers: &[LeftoverProcess], ignored_signal: Option<Signal>) -> String {
     let reason = match ignored_signal {
         Some(signal) => format!("still there after {signal}"),
         None => "second signal received".to_owned(),
@@ -52,7 +58,7 @@ pub fn killing(leftovers: &[LeftoverProcess], ignored_signal: Option<Signal>) ->
 
 /// These processes survived SIGKILL; the launcher gives up.
 #[must_use]
-pub fn unkillable(leftovers: &[LeftoverProcess]) -> String {
+pub(crate) fn unkillable(leftovers: &[LeftoverProcess]) -> String {
     format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(leftovers))
 }
 
@@ -109,8 +115,10 @@ pub(crate) const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
 
 /// Lists processes as ``pid 12 `sleep 9` ``.
 fn leftover_names(leftovers: &[LeftoverProcess]) -> String {
-    let names =
-        leftovers.iter().take(MAX_NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
+    let names = leftovers.iter().take(MAX_NAMED).map(|(pid, command)| match plain(command).as_str() {
+        "" => format!("pid {pid}"),
+        command => format!("pid {pid} `{command}`"),
+    });
     let names: Vec<String> = names.collect();
     match leftovers.len().saturating_sub(MAX_NAMED) {
         0 => names.join(", "),
@@ -138,6 +146,10 @@ mod tests {
         assert!(
             waiting(&leftovers[..1], Duration::ZERO, true)
                 .ends_with("; a signal or the time limit ends the wait")
+        );
+        assert_eq!(
+            killing(&without_commands(leftovers[..2].to_vec()), None),
+            "killing pid 1, pid 2: second signal received"
         );
         let by_signal = StopReason::Signal(Signal::SIGTERM);
         assert!(

@@ -10,7 +10,7 @@ const NO_SPACE: [&str; 3] = ["No space left on device", "[Errno 28]", "(os error
 
 /// The known facts of the disk with the failed worker's logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogDisk {
+pub(crate) struct LogDisk {
     /// The log folder on the full disk.
     pub full: FullLogFolder,
     /// Whether the worker itself writes its log file (`--redirects`), and fails with the write.

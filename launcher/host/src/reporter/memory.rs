@@ -52,7 +52,7 @@ fn peak_in_words(PeakMemory { bytes, is_own }: PeakMemory, rank: Rank) -> String
 
 /// Rows of a failure report: name and value.
 #[must_use]
-pub fn rows(failure: &FailureReport) -> Vec<(&'static str, String)> {
+pub(crate) fn rows(failure: &FailureReport) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     let on_machine = failure.foreign_kill.and_then(|kill| match kill.oom {
         OomEvidence::OnMachine { count } => Some(count),
@@ -86,7 +86,7 @@ pub fn rows(failure: &FailureReport) -> Vec<(&'static str, String)> {
 
 /// The hint for a lack of memory, or for a SIGKILL.
 #[must_use]
-pub fn hint(failure: &FailureReport) -> Option<String> {
+pub(crate) fn hint(failure: &FailureReport) -> Option<String> {
     let of_limit = |limit: Option<u64>| if limit.is_some() { RAISE_LIMIT } else { USE_LESS };
     let hint = match failure.foreign_kill.map(|kill| kill.oom) {
         Some(OomEvidence::InCgroup { limit, .. }) => of_limit(limit),

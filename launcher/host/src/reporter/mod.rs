@@ -2,21 +2,21 @@
 //! events, without input or output. The terminal has one writer: [`console`](crate::console).
 #![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
-pub mod causes;
-pub mod early;
-pub mod events;
+pub(crate) mod causes;
+pub(crate) mod early;
+pub(crate) mod events;
 pub(crate) mod file_limit;
 pub(crate) mod job_event_text;
-pub mod leftovers;
+pub(crate) mod leftovers;
 pub mod local_time;
 pub(crate) mod log_space;
-pub mod memory;
-pub mod nodes;
-pub mod parent_file;
+pub(crate) mod memory;
+pub(crate) mod nodes;
+pub(crate) mod parent_file;
 pub mod program;
 pub(crate) mod rank_names;
-pub mod rank_table;
-pub mod summary;
+pub(crate) mod rank_table;
+pub(crate) mod summary;
 pub(crate) mod torch_log;
 pub(crate) mod torch_report;
 mod trace;
@@ -41,7 +41,7 @@ use rankrun_core::posix::{Exit, Pid, signal_name};
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::Verbosity;
 
-/// How long a reader that has stopped reading holds up our last words.
+/// How long the final report waits for a reader that has stopped reading.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers a question, such as `--help`.
@@ -118,6 +118,15 @@ pub fn report_launch_error(error: &LaunchError, parent_file: Option<&Path>) -> E
     print_error(&with_cause(error, error.hint().as_deref()));
     write_parent_file(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
+}
+
+/// The agent has not answered this signal, and was continued.
+pub fn report_unanswered_signal(signal: i32) {
+    print_error(&format!(
+        "rankrun: the launcher's agent does not answer {}: it is continued if it was stopped; another signal kills the \
+         job\n",
+        signal_name(signal)
+    ));
 }
 
 /// The agent died without a report, or was killed since it did not answer a signal; `left` survived.

@@ -23,7 +23,7 @@ pub(crate) fn membership_change_text(change: &MembershipChange) -> String {
             format!("{} failed: {}{}", worker(failed), plain(&failed.ended), peer_loss_text(failed.lost_peer))
         }
         MembershipChange::Lost(LostNode { node, role }) => plain(&match role {
-            LossRole::EndsRound => format!("{node} is lost: it gives no sign of life"),
+            LossRole::EndsRound => format!("{node} is lost: it sends no heartbeat"),
             LossRole::FirstFailure => format!("{node} is lost, and failed first"),
             LossRole::CausesFailureHere => {
                 format!("{node} was lost: the failure is put down to that and uses no restart")
@@ -94,7 +94,7 @@ pub(crate) fn next_round_text(round: &Round, workers: u32) -> String {
 
 /// One line that lists the nodes present and the nodes missing.
 #[must_use]
-pub fn waiting(waiting: &WaitStatus) -> String {
+pub(crate) fn waiting(waiting: &WaitStatus) -> String {
     let WaitStatus { min, max, .. } = *waiting;
     let count = waiting.here.len();
     let is_or_are = if count == 1 { "is" } else { "are" };
@@ -120,7 +120,7 @@ pub fn waiting(waiting: &WaitStatus) -> String {
         }
         WaitReason::Ranks => {
             format!(
-                "waiting for what the others say of their workers; {} {here}; {remaining} left",
+                "waiting for the other nodes to tell how many workers they have; {} {here}; {remaining} left",
                 nodes_here(count)
             )
         }
@@ -145,13 +145,13 @@ fn whole_seconds(time: Duration) -> humantime::FormattedDuration {
 
 /// A note of the rendezvous that is shown by default.
 #[must_use]
-pub fn note(text: &str) -> String {
+pub(crate) fn note(text: &str) -> String {
     plain(text)
 }
 
 /// The first failure if it is on another node, as every node of the job shows it.
 #[must_use]
-pub fn first_cause(note: &FailureNote) -> String {
+pub(crate) fn first_cause(note: &FailureNote) -> String {
     let failed = match note {
         FailureNote::NodeLost { node } => return plain(&format!("{node} was lost first")) + "\n",
         FailureNote::NodeLeft { node, why } | FailureNote::LauncherFailed { node, why } => {
@@ -173,7 +173,7 @@ pub fn first_cause(note: &FailureNote) -> String {
 
 /// Where the rest of the story is.
 #[must_use]
-pub fn hint(note: &FailureNote) -> String {
+pub(crate) fn hint(note: &FailureNote) -> String {
     plain(&match note {
         FailureNote::NodeLost { node } => {
             format!("see whether {node} is up, and what its launcher said last")
@@ -287,7 +287,7 @@ mod tests {
                      the job starts with these nodes in 25s";
         assert_eq!(waiting(&status), expected);
         status.awaited = WaitReason::Ranks;
-        let expected = "waiting for what the others say of their workers; 3 nodes are here: \
+        let expected = "waiting for the other nodes to tell how many workers they have; 3 nodes are here: \
                      th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 9m 50s left";
         assert_eq!(waiting(&status), expected);
         status.awaited = WaitReason::Enough;
@@ -363,7 +363,7 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
             let node = ranked(1, NodeName::of_host("th\x1b[2J2"));
             membership_change_text(&MembershipChange::Lost(LostNode { node, role }))
         };
-        assert_eq!(line(LossRole::EndsRound), "node 1 (th2) is lost: it gives no sign of life");
+        assert_eq!(line(LossRole::EndsRound), "node 1 (th2) is lost: it sends no heartbeat");
         assert_eq!(line(LossRole::FirstFailure), "node 1 (th2) is lost, and failed first");
         assert_eq!(
             line(LossRole::CausesFailureHere),

@@ -22,7 +22,7 @@ const OLD_CONTENTS: u64 = 64 * 1024;
 /// The launcher's own error file could not be written; the job ends as it would have.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{path}`, the error file that the launcher's parent asked for: {source}", path = .path.display())]
-pub struct ParentFileError {
+pub(crate) struct ParentFileError {
     path: PathBuf,
     source: io::Error,
 }
@@ -42,7 +42,7 @@ pub(crate) fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorRe
 
 /// The report of a stop by a signal, in torch's words.
 #[must_use]
-pub fn of_signal(signal: Signal, launcher: Pid, at: SystemTime) -> ErrorReport {
+pub(crate) fn of_signal(signal: Signal, launcher: Pid, at: SystemTime) -> ErrorReport {
     let message = format!("SignalException: Process {launcher} got signal: {}", signal as i32);
     with_time(message.clone(), message, at)
 }
@@ -62,7 +62,7 @@ fn with_time(message: String, callstack: String, at: SystemTime) -> ErrorReport 
 ///
 /// # Errors
 /// The file cannot be written; the caller warns, since the parent then gets no cause.
-pub fn record(path: &Path, report: &ErrorReport) -> Result<(), ParentFileError> {
+pub(crate) fn record(path: &Path, report: &ErrorReport) -> Result<(), ParentFileError> {
     replace(path, &report::render(report)).map(drop)
 }
 
@@ -70,7 +70,7 @@ pub fn record(path: &Path, report: &ErrorReport) -> Result<(), ParentFileError> 
 ///
 /// # Errors
 /// As [`record`]. A FIFO or a device is refused, but for `/dev/null` and the launcher's own output.
-pub fn replace(path: &Path, text: &str) -> Result<Option<String>, ParentFileError> {
+pub(crate) fn replace(path: &Path, text: &str) -> Result<Option<String>, ParentFileError> {
     let unwritten = |source| ParentFileError { path: path.to_owned(), source };
     let found = fs::metadata(path).ok();
     let is_plain = found.as_ref().is_some_and(Metadata::is_file);

@@ -78,7 +78,7 @@ fn text(name: &OsStr) -> String {
 mod tests {
     use super::*;
     use rankrun_core::facts::fake::FakeWorld;
-    use rankrun_core::spec::example;
+    use rankrun_core::spec::fake::example;
 
     #[test]
     fn entrypoint_names_match_torchrun_per_place() {
@@ -118,7 +118,7 @@ mod tests {
             let facts = Facts::new(path.into_iter().chain(python).collect(), Box::new(world));
             foreign_python(OsStr::new(argv0), &facts)
         };
-        let bare = || FakeWorld::new().program("/venv/bin/torchrun");
+        let bare = || FakeWorld::default().program("/venv/bin/torchrun");
         let venv = || bare().program("/venv/bin/python");
         assert_eq!(foreign("torchrun", Some("/usr/bin/python3"), venv()), Some("/usr/bin/python3".into()));
         assert_eq!(foreign("/venv/bin/torchrun", Some("python"), venv()), Some("python".into()));
@@ -132,8 +132,8 @@ mod tests {
         for (python, foreign) in
             [("/env/python", None), ("/usr/bin/python3", Some("/usr/bin/python3".into()))]
         {
-            let facts =
-                FakeWorld::new().facts(&[("RANKRUN_SHIM_PYTHON", "/env/python"), ("PYTHON_EXEC", python)]);
+            let facts = FakeWorld::default()
+                .facts(&[("RANKRUN_SHIM_PYTHON", "/env/python"), ("PYTHON_EXEC", python)]);
             assert_eq!(foreign_python(OsStr::new("/lib/torchrun"), &facts), foreign);
         }
     }

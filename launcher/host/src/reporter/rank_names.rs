@@ -1,21 +1,26 @@
 //! Names of several ranks, short also for many. Pure.
 
+use std::collections::BTreeSet;
+
 use rankrun_contract::rank::Rank;
 
 /// `rank 3`, or `ranks 0, 2-7`, in ascending order.
 #[must_use]
 pub(crate) fn rank_names(ranks: impl IntoIterator<Item = Rank>) -> String {
-    let mut ranks: Vec<u32> = ranks.into_iter().map(|rank| rank.0).collect();
-    ranks.sort_unstable();
-    ranks.dedup();
-    let runs = ranks.chunk_by(|one, next| one + 1 == *next);
-    let names: Vec<String> = runs
-        .map(|run| match run {
-            [first, .., last] if run.len() > 2 => format!("{first}-{last}"),
-            run => run.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-        })
-        .collect();
+    let ranks: BTreeSet<u32> = ranks.into_iter().map(|rank| rank.0).collect();
+    let names = number_runs(&ranks);
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, names.join(", "))
+}
+
+/// Three and more consecutive numbers are a range: `0, 1`, `3-5`.
+pub(super) fn number_runs(numbers: &BTreeSet<u32>) -> Vec<String> {
+    let numbers: Vec<u32> = numbers.iter().copied().collect();
+    let runs = numbers.chunk_by(|one, next| one + 1 == *next);
+    runs.map(|run| match run {
+        [first, .., last] if run.len() > 2 => format!("{first}-{last}"),
+        run => run.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    })
+    .collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::reporter::rank_names::rank_names;
+use crate::reporter::rank_names::{number_runs, rank_names};
 use rankrun_core::job_event::activity::LastOutput;
 use rankrun_core::job_event::activity::RunState;
 use rankrun_core::job_event::rank_table::{JoinState, ProcessState, RankRow, RankTable};
@@ -14,6 +14,8 @@ use rankrun_core::plain::plain;
 use rankrun_core::rendezvous::{NodeName, Round};
 use rankrun_core::spec::stop::StopReason;
 
+/// The pids of a row: further runs are left out.
+const MOST_PID_RUNS: usize = 3;
 /// In a table with more rows, ranks with different last lines share a row too.
 const MOST_ROWS: usize = 16;
 /// A longer last line is cut.
@@ -26,7 +28,7 @@ const PY_SPY: &str = "`py-spy dump --pid PID` shows where its Python code waits"
 
 /// The facts that the text depends on, beside the rows.
 #[derive(Debug, Clone)]
-pub struct TableSetting {
+pub(crate) struct TableSetting {
     /// Global rank of local rank 0.
     base_rank: Rank,
     /// This node, where there are several.
@@ -38,7 +40,7 @@ pub struct TableSetting {
 impl TableSetting {
     /// In this round, where there are several nodes.
     #[must_use]
-    pub fn of(round: Option<&Round>, columns: Option<usize>) -> Self {
+    pub(crate) fn of(round: Option<&Round>, columns: Option<usize>) -> Self {
         let node = round.map(Round::own_name);
         Self { base_rank: round.map_or(Rank(0), |round| round.base_rank), node, columns }
     }
@@ -54,7 +56,7 @@ impl TableSetting {
 
 /// The whole text, without the last line end.
 #[must_use]
-pub fn render(table: &RankTable, setting: &TableSetting) -> String {
+pub(crate) fn render(table: &RankTable, setting: &TableSetting) -> String {
     let mut lines = vec![heading(table, setting)];
     lines.extend(grid(&groups(&table.rows), setting));
     lines.extend(hint(table, setting).map(|hint| format!("  hint: {hint}")));
@@ -210,15 +212,24 @@ fn grid(groups: &[Group<'_>], setting: &TableSetting) -> Vec<String> {
     [start(&headings) + "last output"].into_iter().chain(lines).collect()
 }
 
+/// A range is of consecutive pids alone: a person may signal each number of it.
+fn pid_names(group: &Group<'_>) -> String {
+    let pids = group.iter().filter_map(|row| row.pid).filter_map(|pid| u32::try_from(pid.as_raw()).ok());
+    let mut runs = number_runs(&pids.collect());
+    if runs.is_empty() {
+        return "-".to_owned();
+    }
+    if runs.len() > MOST_PID_RUNS {
+        runs.truncate(MOST_PID_RUNS);
+        runs.push("…".to_owned());
+    }
+    runs.join(", ")
+}
+
 fn cells(group: &Group<'_>, setting: &TableSetting) -> [String; 5] {
     let ranks = setting.names(group.iter().copied());
     let ranks = ranks.split_once(' ').map_or(ranks.clone(), |(_, numbers)| numbers.to_owned());
-    let pids = group.iter().filter_map(|row| row.pid).map(|pid| pid.as_raw());
-    let pids = match (pids.clone().min(), pids.max()) {
-        (Some(first), Some(last)) if first < last => format!("{first}-{last}"),
-        (Some(pid), _) => pid.to_string(),
-        (None, _) => "-".to_owned(),
-    };
+    let pids = pid_names(group);
     let first = group[0];
     let joined = match (first.joined, first.process) {
         (JoinState::Joined, _) => "yes",

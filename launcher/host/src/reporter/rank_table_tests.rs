@@ -84,9 +84,9 @@ fn many_ranks_with_different_output_share_few_rows() {
     rows[77].joined = JoinState::NotJoined;
     let shown = text(SIGINT, rows, None);
     assert_eq!(shown.lines().count(), 5, "{shown}");
-    assert!(shown.contains("\n  0-76, 78-511  4000-4511  alive, waits  yes "), "{shown}");
+    assert!(shown.contains("\n  0-76, 78-511  4000-4076, 4078-4511  alive, waits  yes "), "{shown}");
     assert!(shown.contains("12 s before, rank 0: loading shard 0\n"), "{shown}");
-    assert!(shown.contains("\n  77            4077       alive, waits  no  "), "{shown}");
+    assert!(shown.contains("\n  77            4077                  alive, waits  no  "), "{shown}");
     assert!(shown.contains("12 s before: loading shard 77\n"), "{shown}");
 }
 
@@ -133,4 +133,19 @@ fn hint_names_rank_that_finished_early() {
     assert!(shown.starts_with("all ranks that run have joined the store; the ranks when SIGINT came:\n"));
     assert!(shown.contains("\n  0     4000  exit code 0   yes     0.00 s    12 s before: done\n"), "{shown}");
     assert!(shown.contains("\n  hint: rank 0 has finished, and the others may wait"), "{shown}");
+}
+
+#[test]
+fn pids_that_are_not_consecutive_are_listed() {
+    let pids = |pids: &[i32]| {
+        let rows: Vec<RankRow> = pids
+            .iter()
+            .map(|pid| RankRow { pid: Some(Pid::from_raw(*pid)), ..row(0, JoinState::Joined, 0, "") })
+            .collect();
+        pid_names(&rows.iter().collect())
+    };
+    assert_eq!(pids(&[10]), "10");
+    assert_eq!(pids(&[10, 17]), "10, 17");
+    assert_eq!(pids(&[17, 10, 11, 12]), "10-12, 17");
+    assert_eq!(pids(&[1, 3, 5, 7, 9]), "1, 3, 5, …");
 }

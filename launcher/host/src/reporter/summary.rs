@@ -1,7 +1,7 @@
 //! The failure report: the rank that failed first, its node, exit, time and last output. Pure; the agent collects
 //! the facts, the console prints the text.
 
-pub mod peers;
+pub(crate) mod peers;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use rankrun_core::rendezvous::NodeName;
 
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
-pub struct FailureReport {
+pub(crate) struct FailureReport {
     /// The rank of the first failure.
     pub rank: Rank,
     /// The local rank of the first failure.
@@ -81,7 +81,7 @@ pub struct FailureReport {
 
 /// The options that already send a worker's output to files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct KeptOutput {
+pub(crate) struct KeptOutput {
     /// `--tee` or `--redirects` names one of its streams.
     pub by_streams: bool,
     /// `--log-dir` names a folder for the output.
@@ -90,7 +90,7 @@ pub struct KeptOutput {
 
 /// A device that no worker can work on any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeadDeviceSummary {
+pub(crate) struct DeadDeviceSummary {
     /// The ranks that the device was assigned to.
     pub ranks: Vec<Rank>,
     /// The name of the device, as the report prints it.
@@ -101,7 +101,7 @@ pub struct DeadDeviceSummary {
 
 /// The kind of program that the workers run, for hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProgramKind {
+pub(crate) enum ProgramKind {
     /// A Python script or module (`-m`).
     Python,
     /// A program that is not run by Python.
@@ -110,7 +110,7 @@ pub enum ProgramKind {
 
 /// The end of a worker that was not the first to fail.
 #[derive(Debug, Clone, Copy)]
-pub struct OtherEnd {
+pub(crate) struct OtherEnd {
     /// The rank of the worker that ended.
     pub rank: Rank,
     /// How the worker ended: exit code or signal.
@@ -131,7 +131,7 @@ const MESSAGE_START: usize = 1000;
 
 /// The report as text, each line ended.
 #[must_use]
-pub fn render(failure: &FailureReport) -> String {
+pub(crate) fn render(failure: &FailureReport) -> String {
     let worker = match failure.node.rank {
         Some(_) => worker_name_on_node(failure.rank, failure.local_rank, &failure.node),
         None => format!("rank {}", failure.rank),
@@ -224,8 +224,8 @@ fn quoted_lines(text: &str) -> Vec<String> {
 
 /// The one thing to do about it, where something can be said.
 #[must_use]
-pub fn hint(failure: &FailureReport) -> Option<String> {
-    if matches!(failure.kind, FailureKind::Stuck { .. }) {
+pub(crate) fn hint(failure: &FailureReport) -> Option<String> {
+    if matches!(failure.kind, FailureKind::Uninterruptible { .. }) {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
     }
     if matches!(failure.kind, FailureKind::NotJoined { .. }) {
@@ -332,8 +332,8 @@ fn failure_text(failure: &FailureReport) -> String {
         FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())
         }
-        FailureKind::Stuck { stuck_for } => {
-            format!("stuck in the kernel for {:.1} s and stopped ({exit})", stuck_for.as_secs_f64())
+        FailureKind::Uninterruptible { blocked_for } => {
+            format!("stuck in the kernel for {:.1} s and stopped ({exit})", blocked_for.as_secs_f64())
         }
     }
 }

@@ -101,7 +101,7 @@ fn first_line_tells_effect_of_launcher_stop() {
         "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
     );
     let stuck = FailureReport {
-        kind: FailureKind::Stuck { stuck_for: Duration::from_millis(2_040) },
+        kind: FailureKind::Uninterruptible { blocked_for: Duration::from_millis(2_040) },
         ..example_failure()
     };
     assert_eq!(

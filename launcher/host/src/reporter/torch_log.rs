@@ -128,18 +128,12 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
             let text = job_event_text::external_worker_started(*local_rank, *pid);
             vec![LogLine::of_ours(Level::Warning, text)]
         }
-        JobEvent::Stuck { live, .. } => {
+        JobEvent::Uninterruptible { live, .. } => {
             let dstate = dstate_line(event, group);
             dstate.into_iter().chain(closing_signal_lines(live, Signal::SIGTERM, group)).collect()
         }
-        JobEvent::Stopping { signal, worker_signal: sent, live, .. } => {
-            // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
-            let received = (signal == sent).then(|| LogLine {
-                level: Level::Warning,
-                source: LogSource::torch(AGENT, 752),
-                text: format!("Received {} death signal, shutting down workers", *signal as i32),
-            });
-            received.into_iter().chain(closing_signal_lines(live, *sent, group)).collect()
+        JobEvent::Stopping { signal, worker_signal, live, .. } => {
+            stopping((*signal, *worker_signal), live, group)
         }
         JobEvent::NotJoined { .. }
         | JobEvent::TimeIsShort { .. }
@@ -147,7 +141,7 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
         | JobEvent::RankTable(_) => of_limits(event, group),
         JobEvent::Changed { .. }
         | JobEvent::Rejoined { .. }
-        | JobEvent::OverElsewhere { .. }
+        | JobEvent::EndedElsewhere { .. }
         | JobEvent::Settling
         | JobEvent::FinishedBeforeLoss { .. } => of_nodes(event, group),
         JobEvent::SomeFinished { finished, live, waited: since } => {
@@ -160,6 +154,9 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
         }
         JobEvent::Killing { local_ranks, ignored_signal: None } => {
             closing_signal_lines(local_ranks, Signal::SIGKILL, group)
+        }
+        JobEvent::AwaitingGroups { .. } | JobEvent::KillingGroups { .. } => {
+            warning(job_event_text::group_event_text(event))
         }
         JobEvent::CannotEnd { local_ranks } => local_ranks
             .iter()
@@ -186,6 +183,21 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
     }
 }
 
+fn stopping(
+    (signal, worker_signal): (Signal, Signal),
+    live: &[LocalRank],
+    group: EventSubject<'_>,
+) -> Vec<LogLine> {
+    // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
+    let is_handled = signal == worker_signal || group.spec.options.stop_signal.is_some();
+    let received = is_handled.then(|| LogLine {
+        level: Level::Warning,
+        source: LogSource::torch(AGENT, 752),
+        text: format!("Received {} death signal, shutting down workers", signal as i32),
+    });
+    received.into_iter().chain(closing_signal_lines(live, worker_signal, group)).collect()
+}
+
 fn warning(text: Option<String>) -> Vec<LogLine> {
     text.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
 }
@@ -208,7 +220,7 @@ fn of_nodes(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     let own_lines = job_event_text::node_event_text(event, group.spec);
     let message = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
     let signal_lines = match event {
-        JobEvent::Changed { live, .. } | JobEvent::OverElsewhere { live, .. } => {
+        JobEvent::Changed { live, .. } | JobEvent::EndedElsewhere { live, .. } => {
             closing_signal_lines(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
@@ -218,7 +230,7 @@ fn of_nodes(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
 
 /// torchrun has no such limits: the fact in our words, the signals in its own. It has no table of ranks.
 fn of_limits(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
-    let own_lines = job_event_text::limit_event_text(event);
+    let own_lines = job_event_text::limit_event_text(event, group.spec);
     let message = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
     let signal_lines = match event {
         JobEvent::NotJoined { live, .. } | JobEvent::TimeIsUp { live, .. } => {
@@ -254,13 +266,15 @@ fn failed_line(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
 }
 
 fn dstate_line(event: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
-    let JobEvent::Stuck { worker: uninterruptible, stuck_for, limit, .. } = event else { return None };
+    let JobEvent::Uninterruptible { worker: uninterruptible, blocked_for, limit, .. } = event else {
+        return None;
+    };
     let text = format!(
         "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
          group UNHEALTHY and disabling restarts.",
         group.spec.role,
         uninterruptible.pid,
-        stuck_for.as_secs_f64(),
+        blocked_for.as_secs_f64(),
         limit.as_secs_f64()
     );
     Some(LogLine { level: Level::Error, source: LogSource::torch(LOCAL_AGENT, 568), text })
@@ -328,7 +342,7 @@ pub(crate) fn of_notice(notice: &Notice) -> LogLine {
 mod tests {
     use super::*;
     use rankrun_contract::rank::RestartCount;
-    use rankrun_core::spec::example;
+    use rankrun_core::spec::fake::example;
     use std::time::{Duration, SystemTime};
 
     /// The texts of an event's lines, without their prefix; rank n has pid 100 + n.
@@ -390,11 +404,11 @@ mod tests {
             local_rank: LocalRank(0),
             pid: Pid::from_raw(100),
         };
-        let (stuck_for, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
+        let (blocked_for, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
-            rendered_lines(&JobEvent::Stuck {
+            rendered_lines(&JobEvent::Uninterruptible {
                 worker: uninterruptible,
-                stuck_for,
+                blocked_for,
                 limit,
                 live: vec![],
                 grace

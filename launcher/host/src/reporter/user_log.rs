@@ -21,7 +21,7 @@ use rankrun_core::plain::{plain, with_bidi_escaped};
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::Verbosity;
 
-/// Speaks through the console under the name that we go by.
+/// Writes the lines of the launcher itself to the console, in the style of `rankrun` or of `torchrun`.
 #[derive(Debug, Clone)]
 pub struct UserLog {
     console: Console,
@@ -94,12 +94,14 @@ impl UserLog {
     pub fn event(&self, event: &JobEvent, group: EventSubject<'_>) {
         match self.log_style {
             LogStyle::Rankrun => {
-                if let JobEvent::RankTable(table) = event {
+                let text = if let JobEvent::RankTable(table) = event {
                     let setting = rank_table::TableSetting::of(group.round, self.columns());
-                    self.print_line(&rank_table::render(table, &setting));
-                }
-                if let Some(line) = job_event_text::render(event, group.spec, group.round) {
-                    self.print_line(&line);
+                    Some(rank_table::render(table, &setting))
+                } else {
+                    job_event_text::render(event, group.spec, group.round)
+                };
+                if let Some(text) = text {
+                    self.print_line(&text);
                 }
             }
             LogStyle::Torch { .. } => self.log(&torch_log::lines_of(event, group)),

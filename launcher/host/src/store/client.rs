@@ -61,6 +61,8 @@ pub struct Client {
     waiting: bool,
     /// The first request since the last answer.
     unanswered: Option<UnansweredRequest>,
+    /// Start of the last call.
+    last_call: Instant,
 }
 
 /// A request that the store may have refused: it refuses by closing the connection.
@@ -130,7 +132,8 @@ impl Client {
         deadline: Instant,
     ) -> Result<Self, ClientError> {
         let wire = Wire::connect(address, settings, deadline).await?;
-        Ok(Self { settings: settings.clone(), wire, broken: false, waiting: false, unanswered: None })
+        let (settings, last_call) = (settings.clone(), Instant::now());
+        Ok(Self { settings, wire, broken: false, waiting: false, unanswered: None, last_call })
     }
 
     /// Our end. An IPv4-mapped address is returned as IPv4.
@@ -151,6 +154,12 @@ impl Client {
     #[must_use]
     pub const fn unanswered(&self) -> Option<&UnansweredRequest> {
         self.unanswered.as_ref()
+    }
+
+    /// Start of the last call. No two calls have the same.
+    #[must_use]
+    pub(crate) const fn last_call(&self) -> Instant {
+        self.last_call
     }
 
     /// The other end.
@@ -229,9 +238,39 @@ impl Client {
     /// See [`Client`].
     pub async fn multi_get(&mut self, keys: &[&str]) -> Result<Vec<Vec<u8>>, ClientError> {
         match self.ask(&Request::MultiGet { keys: owned(keys) }).await? {
-            Reply::Values(values) => Ok(values.into_iter().map(std::sync::Arc::unwrap_or_clone).collect()),
+            Reply::Values(values) => Ok(unshared(values)),
             _ => Err(ClientError::NoStore),
         }
+    }
+
+    /// [`Self::add`], with a [`Self::multi_get`] in the same write. The sum does not wait for the values, which
+    /// [`Self::requested_values`] returns.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub(crate) async fn add_and_request(
+        &mut self,
+        key: &str,
+        delta: i64,
+        keys: &[String],
+    ) -> Result<i64, ClientError> {
+        self.begin_call()?;
+        let added = self.exchange_before(&Request::Add { key: key.into(), delta }, keys).await;
+        self.end_call(added).and_then(number)
+    }
+
+    /// The values that were requested with the last sum, one for each key; `None` if they have not come by `deadline`.
+    /// They are skipped if another call comes first.
+    ///
+    /// # Errors
+    /// See [`Client`].
+    pub(crate) async fn requested_values(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<Vec<Vec<u8>>>, ClientError> {
+        self.begin_call()?;
+        let read = self.wire.read_owed_values(deadline).await;
+        Ok(self.end_call(read)?.map(unshared))
     }
 
     /// # Errors
@@ -348,6 +387,7 @@ impl Client {
             let text = "the connection has failed before";
             return Err(io::Error::new(io::ErrorKind::NotConnected, text).into());
         }
+        self.last_call = Instant::now();
         Ok(())
     }
 
@@ -365,11 +405,30 @@ impl Client {
         Ok(reply)
     }
 
-    async fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+    /// [`Self::exchange`], with a request for values behind it whose answer is not awaited.
+    async fn exchange_before(&mut self, request: &Request, keys: &[String]) -> Result<Reply, ClientError> {
+        self.record_unanswered(request);
+        let kind = request.reply_kind().ok_or(ClientError::NoStore)?;
+        let values = Request::MultiGet { keys: keys.iter().map(|key| key.as_str().into()).collect() };
+        let requests = if keys.is_empty() { vec![request] } else { vec![request, &values] };
+        if !self.wire.send_all(&requests, self.limit()).await? {
+            return Err(self.silent());
+        }
+        let owed = (!keys.is_empty()).then_some(ReplyKind::Values(keys.len()));
+        let reply = self.wire.answer_before(kind, owed, self.limit()).await?.ok_or_else(|| self.silent())?;
+        self.unanswered = None;
+        Ok(reply)
+    }
+
+    fn record_unanswered(&mut self, request: &Request) {
         if let (None, Some(key)) = (&self.unanswered, request.first_key()) {
             let key = String::from_utf8_lossy(key).into_owned();
             self.unanswered = Some(UnansweredRequest { request: request.name(), key });
         }
+    }
+
+    async fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        self.record_unanswered(request);
         if self.wire.send(request, self.limit()).await? { Ok(()) } else { Err(self.silent()) }
     }
 
@@ -390,6 +449,10 @@ impl Client {
 
 fn owned(keys: &[&str]) -> Vec<Vec<u8>> {
     keys.iter().map(|key| (*key).into()).collect()
+}
+
+fn unshared(values: Vec<std::sync::Arc<Vec<u8>>>) -> Vec<Vec<u8>> {
+    values.into_iter().map(std::sync::Arc::unwrap_or_clone).collect()
 }
 
 fn value(reply: Reply) -> Result<Vec<u8>, ClientError> {

@@ -13,7 +13,7 @@ use rankrun_core::spec::rendezvous::PortRange;
 
 /// Where a store can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interfaces {
+pub(crate) enum Interfaces {
     /// Everywhere: by IPv6 and IPv4, or by the one that the machine has.
     All,
     /// Only the interface with this address.
@@ -24,7 +24,11 @@ pub enum Interfaces {
 ///
 /// # Errors
 /// The address is not this machine's, the port is taken, or all of `ports` are.
-pub fn listener(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<TcpListener, StoreError> {
+pub(crate) fn listener(
+    at: Interfaces,
+    port: u16,
+    ports: Option<PortRange>,
+) -> Result<TcpListener, StoreError> {
     let Some(range) = ports.filter(|_| port == 0) else { return listen_on_port(at, port) };
     for port in range.first..=range.last {
         match listen_on_port(at, port) {

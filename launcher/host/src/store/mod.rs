@@ -10,7 +10,7 @@
 
 pub mod client;
 mod connection;
-pub mod listen;
+pub(crate) mod listen;
 mod server;
 mod socket;
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The answers to a shell, and the scripts as far as a shell that is there can judge them.
 #![expect(clippy::disallowed_methods, reason = "the shells themselves are asked")]
 
-use std::io::Write;
+use std::fs::DirBuilder;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
 use std::process::{Command as Process, Stdio};
 
 use super::*;
@@ -21,8 +24,14 @@ fn ask(shell: &str, arguments: &[&str], input: &str) -> Option<String> {
 
 /// What rankrun offers bash when these words have been typed, split as bash splits them.
 fn offered(words: &[&str]) -> Vec<String> {
+    offered_with_jobs(words, "/proc")
+}
+
+/// The same, with this runtime folder.
+fn offered_with_jobs(words: &[&str], runtime_dir: &str) -> Vec<String> {
     let index = words.len().to_string();
-    let facts = FakeWorld::new().facts(&[(VARIABLE, "bash"), (INDEX_VARIABLE, &index)]);
+    let variables = [(VARIABLE, "bash"), (INDEX_VARIABLE, &index), ("XDG_RUNTIME_DIR", runtime_dir)];
+    let facts = FakeWorld::default().facts(&variables);
     let words: Vec<OsString> = ["--", "rankrun"].iter().chain(words).map(OsString::from).collect();
     let answer = answer(&words, &facts).unwrap();
     answer.lines().map(str::to_owned).collect()
@@ -77,6 +86,40 @@ fn rankrun_completes_subcommands_only_as_first_word() {
     assert_eq!(offered(&["explain", "--gra"]), ["--grace"]);
     assert_eq!(offered(&["run", "train.py", "--gra"]), [""; 0]);
     assert_eq!(offered(&["--standalone", "run", "--gra"]), [""; 0]);
+    assert_eq!(offered(&["dev"]), ["devices"]);
+    for before in [&["--standalone"][..], &["--tee", "3"], &["--tee=3"], &["-m"]] {
+        assert_eq!(offered(&[before, &["dev"]].concat()), [""; 0], "{before:?}");
+        let all = offered(&[before, &[""]].concat());
+        assert!(!all.contains(&"gc".to_owned()), "{before:?}: {all:?}");
+    }
+}
+
+/// A job that is connected to starts a thread for its clients.
+#[test]
+fn completion_connects_to_no_job() {
+    let folder = std::env::temp_dir().join(format!("rankrun-completion-{}", std::process::id()));
+    let runtime = folder.join("rankrun");
+    let job = "00000000-0000-4000-8000-000000000007";
+    DirBuilder::new().recursive(true).mode(0o700).create(runtime.join(job)).unwrap();
+    let listener = UnixListener::bind(runtime.join(job).join("control.sock")).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let place = folder.to_str().unwrap();
+    assert_eq!(offered_with_jobs(&["--nproc"], place), ["--nproc-per-node"]);
+    for verb in ["status", "stop", "restart"] {
+        assert!(offered_with_jobs(&[verb, "00000000-0000-4"], place).contains(&job.to_owned()), "{verb}");
+    }
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn help_completes_commands_and_topics() {
+    assert_eq!(offered(&["help", "de"]), ["devices"]);
+    assert_eq!(offered(&["help", "st"]), ["status", "stop", "stopping"]);
+    let all = offered(&["help", ""]);
+    for topic in TOPICS {
+        assert!(all.contains(&topic.to_owned()), "{topic}: {all:?}");
+    }
 }
 
 #[test]

@@ -47,7 +47,7 @@ grace = 2.5
 "#;
 
 fn try_launch(file: &'static str, options: &str, environment: &[(&str, &str)]) -> Result<Launch, CliError> {
-    let world = FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python");
+    let world = FakeWorld::default().file("/job/x.py", b"impo").program("/usr/bin/python");
     let world = world.file("/job/rankrun.toml", file.as_bytes());
     let mut environment = environment.to_vec();
     environment.push(("PATH", "/usr/bin"));
@@ -86,7 +86,7 @@ fn config_file_sets_launch_options() {
 
 #[test]
 fn unnamed_config_file_is_not_read() {
-    let launch = try_launch("this is no TOML", "--nproc-per-node 1 --device-type cpu", &[]).unwrap();
+    let launch = try_launch("this is not TOML", "--nproc-per-node 1 --device-type cpu", &[]).unwrap();
     assert_eq!(launch.spec.max_restarts.0, 0);
     let by_variable = try_launch(FILE, "", &[("RANKRUN_CONFIG", "/job/rankrun.toml")]).unwrap();
     assert_eq!(by_variable.spec.workers.get(), 3);
@@ -195,7 +195,7 @@ fn config_file_sets_grace_per_stop_cause() {
     ] {
         let found = stop(options, environment);
         let whole = StopPolicy { grace: seconds(3), grace_for: GraceFor::default() };
-        assert_eq!(found, whole, "who says a grace means every stop: {options} {environment:?}");
+        assert_eq!(found, whole, "`--grace` covers every stop: {options} {environment:?}");
     }
     let leftovers = try_launch(GRACES, "--config rankrun.toml", &[]).unwrap().spec.leftovers;
     assert_eq!(leftovers, LeftoverPolicy::End { grace: seconds(120) });
@@ -210,44 +210,39 @@ fn unknown_config_key_error_names_line() {
     for (file, text, hint) in [
         (
             "[launch]\nmax-restart = 3\n",
-            "`rankrun.toml`, line 2: `launch.max-restart` is no known key",
+            "`rankrun.toml`, line 2: `launch.max-restart` is not a known key",
             "`max-restarts`?",
         ),
         (
             "[launch]\n\nversion = true\n",
-            "`rankrun.toml`, line 3: `launch.version` is no known key",
+            "`rankrun.toml`, line 3: `launch.version` is not a known key",
             "long names",
         ),
         (
             "[restart]\nwindows = 3\n",
-            "`rankrun.toml`, line 2: `restart.windows` is no known key",
+            "`rankrun.toml`, line 2: `restart.windows` is not a known key",
             "`window`?",
         ),
         (
             "[stop]\ngracious = 3\n",
-            "`rankrun.toml`, line 2: `stop.gracious` is no known key",
+            "`rankrun.toml`, line 2: `stop.gracious` is not a known key",
             "there are grace, leftover, grace-for",
         ),
         (
             "[stop.grace-for]\nsignals = 3\n",
-            "`rankrun.toml`, line 2: `stop.grace-for.signals` is no known key",
+            "`rankrun.toml`, line 2: `stop.grace-for.signals` is not a known key",
             "`signal`?",
         ),
-        ("[nodes]\nleash = 3\n", "`rankrun.toml`, line 2: `nodes.leash` is no known key", "`lease`?"),
+        ("[nodes]\nleash = 3\n", "`rankrun.toml`, line 2: `nodes.leash` is not a known key", "`lease`?"),
         (
-            "[nodes]\nrules = 3\n",
-            "`rankrun.toml`, line 2: `nodes.rules` is no known key",
+            "[nodes]\nflags = 3\n",
+            "`rankrun.toml`, line 2: `nodes.flags` is not a known key",
             "there are nnodes, node-rank, backend, endpoint, id, join-timeout, last-call, lease, local-addr, iface, port-range, store-limit",
         ),
-        ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is no known key", "`launch`?"),
-        (
-            "grace = 3\n",
-            "`rankrun.toml`, line 1: `grace` is no known key",
-            "the tables are `[launch]`, `[nodes]`, `[restart]` and `[stop]`",
-        ),
+        ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is not a known key", "`launch`?"),
         (
             "[[restart.rules]]\nexits = 3\n",
-            "`rankrun.toml`, line 2: `restart.rules.exits` is no known key",
+            "`rankrun.toml`, line 2: `restart.rules.exits` is not a known key",
             "`exit`?",
         ),
     ] {
@@ -258,32 +253,65 @@ fn unknown_config_key_error_names_line() {
 }
 
 #[test]
+fn key_in_another_table_is_told_its_table() {
+    for (file, hint) in [
+        ("[nodes]\nrules = 3\n", "it belongs in `[restart]`"),
+        ("[launch]\ndelay = 3\n", "it belongs in `[restart]`"),
+        ("[restart]\nrole = 3\n", "it belongs in `[launch]`"),
+        ("[launch]\ngrace-for = {}\n", "it belongs in `[stop]`"),
+        ("grace = 3\n", "it belongs in `[stop]`"),
+        ("devices = 3\n", "it belongs in `[launch]`"),
+        ("[restart]\nrestart_window = 3\n", "write `window` in `[restart]`"),
+        ("[stop]\nrdzv-endpoint = 3\n", "write `endpoint` in `[nodes]`"),
+    ] {
+        let (message, advice) = refusal(file);
+        assert!(message.ends_with(" is not a known key"), "{message}");
+        assert_eq!(advice, hint, "{file}");
+    }
+}
+
+#[test]
+fn first_of_two_config_errors_is_the_upper_one() {
+    let (message, _) = refusal("[launch]\nzebra = 1\nant = 2\n");
+    assert!(message.contains("line 2"), "{message}");
+}
+
+#[test]
+fn restart_rule_hint_has_form_of_a_file() {
+    for rule in ["exit = 3", "exit = 3\nthen = \"x\""] {
+        let file: &'static str = format!("[launch]\nmax-restarts = 1\n[[restart.rules]]\n{rule}\n").leak();
+        let (message, hint) = refusal(file);
+        assert!(hint.starts_with("write `then = \"fail\"`"), "{message}: {hint}");
+    }
+}
+
+#[test]
 fn config_value_type_error_names_line() {
     for (file, text) in [
-        ("[launch]\nmax-restarts = \"3\"\n", "line 2: `launch.max-restarts` is a text, not a whole number"),
+        (
+            "[launch]\nmax-restarts = \"3\"\n",
+            "line 2: `launch.max-restarts` is `\"3\"`, which is not a whole number",
+        ),
         (
             "[launch]\nmax-restarts = 1.5\n",
-            "line 2: `launch.max-restarts` is a number with a fraction, not a whole number",
+            "line 2: `launch.max-restarts` is `1.5`, which is not a whole number",
         ),
-        ("[launch]\nquiet = 1\n", "line 2: `launch.quiet` is a whole number, not true or false"),
-        ("[launch]\nrole = [1]\n", "line 2: `launch.role` is a list, not a text or a number"),
+        ("[launch]\nquiet = 1\n", "line 2: `launch.quiet` is `1`, which is not true or false"),
+        ("[launch]\nrole = [1]\n", "line 2: `launch.role` is `[1]`, which is not a text or a number"),
         (
             "[launch]\nstdin = \"some\"\n",
-            "line 2: `launch.stdin` is a text, not a local rank, \"all\" or \"none\"",
+            "line 2: `launch.stdin` is `\"some\"`, which is not a local rank, `all` or `none`",
         ),
         (
             "[nodes]\nnnodes = 1.5\nlease = true\n",
-            "line 3: `nodes.lease` is true or false, not a text or a number",
+            "line 3: `nodes.lease` is `true`, which is not a text or a number",
         ),
-        ("[nodes]\nnode-rank = \"0\"\n", "line 2: `nodes.node-rank` is a text, not a whole number"),
-        ("[stop]\ngrace = true\n", "line 2: `stop.grace` is true or false, not a text or a number"),
-        (
-            "[stop]\ngrace-for = 3\n",
-            "line 2: `stop.grace-for` is a whole number, not a table, as in `[stop.grace-for]`",
-        ),
+        ("[nodes]\nnode-rank = \"0\"\n", "line 2: `nodes.node-rank` is `\"0\"`, which is not a whole number"),
+        ("[stop]\ngrace = true\n", "line 2: `stop.grace` is `true`, which is not a text or a number"),
+        ("[stop]\ngrace-for = 3\n", "line 2: `stop.grace-for` is `3`, which is not a table"),
         (
             "[stop.grace-for]\nsignal = [1]\n",
-            "line 2: `stop.grace-for.signal` is a list, not a text or a number",
+            "line 2: `stop.grace-for.signal` is `[1]`, which is not a text or a number",
         ),
         (
             "[stop.grace-for]\ntime-limit = 1\ntime_limit = 2\n[launch]\ntime-limit = 9\n",
@@ -293,19 +321,16 @@ fn config_value_type_error_names_line() {
             "[launch]\nshutdown-timeout = 1\n[stop]\ngrace = 2\n",
             "line 4: `stop.grace` says what `launch.shutdown-timeout` in line 2 says",
         ),
-        ("restart = 3\n", "line 1: `restart` is a whole number, not a table"),
-        (
-            "[restart]\nrules = 3\n",
-            "line 2: `restart.rules` is a whole number, not tables, as in `[[restart.rules]]`",
-        ),
-        ("[[restart.rules]]\nthen = 3\n", "line 2: `restart.rules.then` is a whole number, not a text"),
+        ("restart = 3\n", "line 1: `restart` is `3`, which is not a table"),
+        ("[restart]\nrules = 3\n", "line 2: `restart.rules` is `3`, which is not a list of tables"),
+        ("[[restart.rules]]\nthen = 3\n", "line 2: `restart.rules.then` is `3`, which is not a text"),
         (
             "[[restart.rules]]\nrank = 1.0\n",
-            "line 2: `restart.rules.rank` is a number with a fraction, not a number",
+            "line 2: `restart.rules.rank` is `1.0`, which is not a whole number",
         ),
         (
             "[launch]\ndevice-type = \"gpu\"\n",
-            "line 2: `launch.device-type` is `gpu`, which is none of its values",
+            "line 2: `launch.device-type` is `gpu`, which is not one of `cuda`, `rocm`, `xpu`, `hpu`, `npu`, `mps`, `cpu`",
         ),
         (
             "[launch]\nmax-restarts = 1\n[restart]\nmax-restarts = 2\n",
@@ -313,6 +338,49 @@ fn config_value_type_error_names_line() {
         ),
     ] {
         assert_eq!(refusal(file).0, format!("`rankrun.toml`, {text}"));
+    }
+}
+
+/// A slip is seen in the first job, and not in the first one without the option.
+#[test]
+fn overridden_config_values_are_checked_too() {
+    for (file, options, text) in [
+        (
+            "[nodes]\nlease = \"soon\"\n",
+            "--lease 9",
+            "line 2: `nodes.lease` is `soon`, which is not a time of 2 s",
+        ),
+        ("[stop]\ngrace = -1\n", "--grace 9", "line 2: `stop.grace` is `-1`, which is not a time"),
+        (
+            "[restart]\nwindow = 0\n",
+            "--restart-window 9 --max-restarts 1",
+            "line 2: `restart.window` is `0`, which is not a time above 0",
+        ),
+        (
+            "[nodes]\nport-range = \"9-5\"\n",
+            "--port-range 9-12",
+            "line 2: `nodes.port-range` is `9-5`, which",
+        ),
+        (
+            "[launch]\nstop-signal = \"KILL\"\n",
+            "--stop-signal INT",
+            "line 2: `launch.stop-signal` is `KILL`, which",
+        ),
+        (
+            "[launch]\nwarn-signal = \"A\"\n",
+            "--time-limit 99 --warn-signal INT",
+            "line 2: `launch.warn-signal` is `A`, which",
+        ),
+        ("[launch]\nstore-limit = 4\n", "--store-limit 4GiB", "line 2: `launch.store-limit` is `4`, which"),
+        (
+            "[[restart.rules]]\nthen = \"no\"\n",
+            "--restart-rules any:fail",
+            "line 2: `restart.rules.then` has the rule `any:no`",
+        ),
+    ] {
+        let error = try_launch(file, &format!("--config rankrun.toml {options}"), &[]).unwrap_err();
+        assert_eq!((error.exit_code(), error.usage()), (1, None));
+        assert!(error.to_string().starts_with(&format!("`rankrun.toml`, {text}")), "{error}");
     }
 }
 
@@ -334,7 +402,7 @@ fn config_contradiction_error_names_line() {
         ("[restart]\nwindow = \"1h\"\n", "line 2: `restart.window` is given, but `--max-restarts` is not"),
         (
             "[restart]\nmax-restarts = 0\nwindow = \"1h\"\n",
-            "line 3: `restart.window` is given, but a `--max-restarts` above 0 is not",
+            "line 3: `restart.window` is given, but `restart.max-restarts` in line 2 is `0`",
         ),
         ("[restart]\nfactor = 2\n", "line 2: `restart.factor` is given, but `--restart-delay` is not"),
         (
@@ -355,7 +423,7 @@ fn config_contradiction_error_names_line() {
         ),
         (
             "[stop.grace-for]\nrestart = 9\n[restart]\nmax-restarts = 0\n",
-            "line 2: `stop.grace-for.restart` is given, but a `--max-restarts` above 0 is not",
+            "line 2: `stop.grace-for.restart` is given, but `restart.max-restarts` in line 4 is `0`",
         ),
         (
             "[launch]\ntime-limit = 60\nwarn-signal = \"USR1\"\n",
@@ -375,7 +443,7 @@ fn config_contradiction_error_names_line() {
         ),
         (
             "[[restart.rules]]\nexit = 0\nthen = \"fail\"\n",
-            "line 2: `restart.rules.exit` has the rule `exit=0:fail`, which can never match: exit code 0 is no failure",
+            "line 2: `restart.rules.exit` has the rule `exit=0:fail`, which can never match: exit code 0 is not a failure",
         ),
         (
             "[[restart.rules]]\nexit = 3\n",

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 
-use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::cli::option::{FromText, Kind, LaunchOption};
@@ -49,26 +48,12 @@ pub(super) fn number_or_text(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-pub(super) fn expected(row: &Arg) -> &'static str {
-    match row.kind() {
-        Kind::Flag => "true or false",
-        Kind::Text => "a text or a number",
-        Kind::Int => "a whole number",
-        Kind::Float => "a number",
-        Kind::Choice(_) => "a text",
-        Kind::RankOrWord => "a local rank, \"all\" or \"none\"",
-    }
-}
-
-pub(super) fn kind_of(value: &Spanned<DeValue<'_>>) -> &'static str {
-    match value.get_ref() {
-        DeValue::String(_) => "a text",
-        DeValue::Integer(_) => "a whole number",
-        DeValue::Float(_) => "a number with a fraction",
-        DeValue::Boolean(_) => "true or false",
-        DeValue::Datetime(moment) if moment.date.is_none() => "a time of day",
-        DeValue::Datetime(_) => "a date",
-        DeValue::Array(_) => "a list",
-        DeValue::Table(_) => "a table",
+/// What a value is called that is too long to be shown.
+pub(super) fn kind_of(value: &DeValue<'_>) -> Option<&'static str> {
+    match value {
+        DeValue::String(_) => Some("a text"),
+        DeValue::Array(_) => Some("a list"),
+        DeValue::Table(_) => Some("a table"),
+        DeValue::Integer(_) | DeValue::Float(_) | DeValue::Boolean(_) | DeValue::Datetime(_) => None,
     }
 }

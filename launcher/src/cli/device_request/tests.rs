@@ -66,7 +66,7 @@ fn missing() -> Machine {
 }
 
 fn world() -> FakeWorld {
-    FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python3")
+    FakeWorld::default().file("/job/x.py", b"impo").program("/usr/bin/python3")
 }
 
 /// What a machine with a driver shows without a probe.

@@ -27,10 +27,15 @@ pub(super) fn hint_for_setting(origin: &Origin, expected: &Expected, value: &str
 }
 
 /// The hint for a value that is not of the option's type.
-pub(super) fn hint_for_type(option: &Arg, origin: &Origin, value: &str) -> String {
+pub(in crate::cli) fn hint_for_type(option: &Arg, origin: &Origin, value: &str) -> String {
     let value = value.trim();
     if value.is_empty() {
         return hint_for_empty(origin);
+    }
+    // As TOML has a text.
+    let unquoted = value.trim_matches(['"', '\'']);
+    if unquoted != value && unquoted.parse::<f64>().is_ok() {
+        return format!("write it without quotes, as in `{}`", written(origin, unquoted));
     }
     if value.ends_with(".py") || value.starts_with("./") {
         let example = written(origin, if option.long_name() == "master-port" { "29500" } else { "1" });
@@ -45,10 +50,18 @@ pub(super) fn hint_for_type(option: &Arg, origin: &Origin, value: &str) -> Strin
             let number = whole(value).unwrap_or_else(|| example.to_owned());
             format!("write a number without a point, as in `{}`", written(origin, &number))
         }
-        Kind::Float => format!("write a number with a point, as in `{}`", written(origin, "1.5")),
+        Kind::Float => {
+            let example = if option.long_name() == "restart-jitter" { "0.1" } else { "1.5" };
+            format!("write a number with a point, as in `{}`", written(origin, example))
+        }
         Kind::RankOrWord => format!("write it as in `{}`", written(origin, "0")),
         Kind::Choice(choices) => hint_for_choice(option, origin, (&choices, value)),
-        Kind::Flag | Kind::Text => "write it in UTF-8".to_owned(),
+        Kind::Flag => format!("write `{}` or `{}`", written(origin, "true"), written(origin, "false")),
+        // A date or a time of day.
+        Kind::Text if value.starts_with(|letter: char| letter.is_ascii_digit()) => {
+            format!("put it in quotes, as in `{}`", written(origin, value))
+        }
+        Kind::Text => "write a text in quotes, or a number".to_owned(),
     }
 }
 
@@ -254,8 +267,8 @@ fn written(origin: &Origin, value: &str) -> String {
         Origin::Variable(name) => format!("{name}={value}"),
         Origin::File(place) => {
             let key = place.key.rsplit('.').next().unwrap_or_default();
-            let is_number = value.parse::<f64>().is_ok();
-            if is_number { format!("{key} = {value}") } else { format!("{key} = \"{value}\"") }
+            let is_bare = value.parse::<f64>().is_ok() || matches!(value, "true" | "false");
+            if is_bare { format!("{key} = {value}") } else { format!("{key} = \"{value}\"") }
         }
     }
 }

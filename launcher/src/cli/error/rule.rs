@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 
+use super::Origin;
+
 /// What is wrong with a rule about restarts, and the one thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cli) struct RuleProblem {
     /// The condition or action with the problem; `None` for the rule as a whole.
     pub(in crate::cli) key: Option<Cow<'static, str>>,
     pub(in crate::cli) text: Cow<'static, str>,
-    pub(in crate::cli) hint: &'static str,
+    hint: &'static str,
 }
 
 const ACTIONS: &str =
@@ -16,7 +18,19 @@ const ACTIONS: &str =
 const CONDITIONS: &str =
     "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between";
 
+/// The same in a file, where a rule is a table.
+const ACTIONS_IN_FILE: &str =
+    "write `then = \"fail\"`; the actions are restart, fail, succeed, requeue and no-requeue";
+
 impl RuleProblem {
+    /// The one thing to do, for a rule of an option or of a file.
+    pub(in crate::cli) fn hint(&self, origin: &Origin) -> &'static str {
+        match origin {
+            Origin::File(_) if self.hint == ACTIONS => ACTIONS_IN_FILE,
+            _ => self.hint,
+        }
+    }
+
     fn of_key(
         key: impl Into<Cow<'static, str>>,
         text: impl Into<Cow<'static, str>>,
@@ -34,11 +48,11 @@ impl RuleProblem {
     }
 
     pub(in crate::cli) fn unknown_action(word: &str) -> Self {
-        Self::of_key("then", format!("in which `{word}` is no action"), ACTIONS)
+        Self::of_key("then", format!("in which `{word}` is not an action"), ACTIONS)
     }
 
     pub(in crate::cli) fn unknown_condition(word: &str) -> Self {
-        Self::of_rule(format!("in which `{word}` is no condition"), CONDITIONS)
+        Self::of_rule(format!("in which `{word}` is not a condition"), CONDITIONS)
     }
 
     pub(in crate::cli) fn unreadable_condition(condition: &str) -> Self {

@@ -5,10 +5,12 @@ use super::*;
 use crate::cli::{CliError, Launch};
 use rankrun_contract::rank::LocalRank;
 use rankrun_core::facts::fake::FakeWorld;
+use rankrun_host::process::signal::HandledSignals;
+use rankrun_tools::explain::{LaunchValue, Pending, SettingOrigin};
 
 fn world() -> FakeWorld {
-    let world = FakeWorld::new().file("/job/x.py", b"impo").file("/job/explain", b"impo");
-    world.program("/usr/bin/python3")
+    let world = FakeWorld::default().file("/job/x.py", b"impo").file("/job/explain", b"impo");
+    world.file("/job/c.toml", b"").program("/usr/bin/python3")
 }
 
 fn ask(line: &str, environment: &[(&str, &str)]) -> Result<Command, CliError> {
@@ -64,8 +66,82 @@ fn explain_options_precede_launch_options() {
         ("rankrun explain --json torchrun x.py", ExplainForm::Json),
         ("rankrun explain --script 1 --nproc-per-node 2 x.py", ExplainForm::Script(LocalRank(1))),
         ("rankrun explain --script=0 x.py", ExplainForm::Script(LocalRank(0))),
+        ("rankrun explain --nproc-per-node 2 --all x.py", ExplainForm::Full),
+        ("rankrun explain --json --nproc-per-node 2 --all -- x.py", ExplainForm::Json),
+        (
+            "rankrun explain run --role a --script 1 --nproc_per_node=2 x.py",
+            ExplainForm::Script(LocalRank(1)),
+        ),
+        ("rankrun explain torchrun --nproc_per_node 2 --all x.py", ExplainForm::Full),
+        ("rankrun explain --nproc-per-node 2 x.py --all", ExplainForm::Brief),
     ] {
         assert_eq!(explained(line, &[]).form, form, "{line}");
+    }
+    let explained = explained("rankrun explain --role a --all -t 1 x.py -- --all", &[]);
+    assert_eq!((explained.spec.role.as_str(), explained.spec.args), ("a", vec!["--all".into()]));
+}
+
+/// The value that a test gives an option.
+fn sample(option: &Arg) -> String {
+    let value = match (option.kind(), option.long_name()) {
+        (Kind::RankOrWord, _) | (_, "local-ranks-filter" | "leave-out") => "0",
+        (Kind::Flag | Kind::Int | Kind::Float, _)
+        | (_, "nnodes" | "nproc-per-node" | "redirects" | "tee") => "1",
+        (_, "devices") => "none",
+        (_, "device-type") => "cpu",
+        (Kind::Choice(choices), _) => return choices[0].clone(),
+        (_, "rdzv-backend") => "c10d",
+        (_, "rdzv-endpoint") => "h:1",
+        (_, "rdzv-conf") => "is_host=1",
+        (_, "event-log-handler") => "console",
+        (_, "port-range") => "5-9",
+        (_, "store-limit") => "2GiB",
+        (_, "nccl-lib" | "config") => "c.toml",
+        (_, "restart-rules") => "exit=3:fail",
+        (_, "signals-to-handle") => "SIGINT",
+        (_, "warn-signal" | "stop-signal") => "INT",
+        (_, "stop-signal-to") => "rank",
+        (Kind::Text, _) => "9",
+    };
+    value.to_owned()
+}
+
+#[test]
+fn every_option_has_one_line_that_names_its_place() {
+    for option in options(CliFlavor::Rankrun) {
+        let name = option.long_name();
+        // The first three ask for a text; the others are refused on this machine.
+        if ["help", "version", "print-completion", "logs-specs", "numa-binding"].contains(&name) {
+            continue;
+        }
+        let (value, variable) = (sample(option), option.variable());
+        let typed = match (&variable, name) {
+            (None, _) => format!(" --{name}={value}"),
+            (_, "warn-signal") => " --time-limit 1h".to_owned(),
+            _ => String::new(),
+        };
+        let environment: Vec<(&str, &str)> = variable
+            .iter()
+            .map(|name| (name.as_str(), value.as_str()))
+            .chain([("LOGLEVEL", "INFO")])
+            .collect();
+        let entrypoint = match name {
+            "module" => "x",
+            "no-python" => "python3",
+            _ => "x.py",
+        };
+        let request = explained(&format!("rankrun explain{typed} {entrypoint}"), &environment);
+        let facts = world().facts(&environment);
+        let handled = HandledSignals::of(&request.spec.signals, request.spec.cli_flavor);
+        let settings = rankrun_tools::explain::explain(&request, &facts, &handled).unwrap().settings;
+        let lines: Vec<_> = settings.iter().filter(|line| line.name == name).collect();
+        let [line] = lines.as_slice() else { panic!("--{name} has the lines {lines:?}") };
+        let place = match variable {
+            Some(name) => SettingOrigin::Variable { name },
+            None => SettingOrigin::Option { name: format!("--{name}") },
+        };
+        assert!(line.source == place || line.overrides.contains(&place), "{line:?}");
+        assert!(line.value.is_some(), "{line:?}");
     }
 }
 
@@ -118,7 +194,6 @@ fn explain_refuses_other_subcommands() {
     }
 }
 
-/// The world of the other tests always makes up the same.
 #[test]
 fn generated_run_id_is_marked() {
     // With a number of workers this machine is not asked for its accelerators.
@@ -129,36 +204,49 @@ fn generated_run_id_is_marked() {
             vec![("PATH".into(), "/bin:/usr/bin".into()), ("RANKRUN_DEVICE_TYPE".into(), "cpu".into())];
         let facts = Facts::new(environment, Box::new(rankrun_host::system::System::SILENT));
         match crate::cli::interpret(&argv, &facts).unwrap() {
-            Command::Explain(explain) => (explain.run_id, explain.notices.len()),
+            Command::Explain(explain) => {
+                let handled = HandledSignals::of(&explain.spec.signals, explain.spec.cli_flavor);
+                let explanation = rankrun_tools::explain::explain(&explain, &facts, &handled).unwrap();
+                (explanation.run_id == LaunchValue::AtLaunch(Pending::RunId), explanation.warnings.len())
+            }
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(run_id("rankrun explain --nproc-per-node 1 sh"), (RunIdLife::Fresh, 0));
-    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --rdzv-id 7 sh"), (RunIdLife::Fixed, 0));
-    assert_eq!(run_id("rankrun explain torchrun --rdzv-id 7 --no-python sh"), (RunIdLife::Fresh, 1));
-    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 sh"), (RunIdLife::Fixed, 0));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 sh"), (true, 0));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --rdzv-id 7 sh"), (false, 0));
+    assert_eq!(run_id("rankrun explain torchrun --rdzv-id 7 --no-python sh"), (true, 1));
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 sh"), (false, 0));
     // The notice would name an id that no launch will have.
-    assert_eq!(
-        run_id("rankrun explain --nproc-per-node 1 --master-port 2 --rdzv-id= sh"),
-        (RunIdLife::Fresh, 0)
-    );
+    assert_eq!(run_id("rankrun explain --nproc-per-node 1 --master-port 2 --rdzv-id= sh"), (true, 0));
 }
 
 #[test]
 fn setting_origin_is_option_before_variable() {
     let environment = [("PET_ROLE", "a"), ("RANKRUN_GRACE", "1"), ("PET_STANDALONE", "0")];
-    let origins = explained("rankrun explain --max-restarts 1 x.py", &environment).origins;
-    let variable = |name: &str| Some(Origin::Variable(name.to_owned()));
-    assert_eq!(origins.of_setting(&["max-restarts"]), Some(Origin::Option("max-restarts")));
-    assert_eq!(origins.of_setting(&["role"]), variable("PET_ROLE"));
-    assert_eq!(origins.of_setting(&["grace", "shutdown-timeout"]), variable("RANKRUN_GRACE"));
-    assert_eq!(origins.of_setting(&["standalone"]), None, "0 is off");
-    assert_eq!(origins.of_setting(&["nproc-per-node"]), None);
-    let origins =
-        explained("rankrun explain --role b --grace 2 --shutdown-timeout 3 x.py", &environment).origins;
-    assert_eq!(origins.of_setting(&["role"]), Some(Origin::Option("role")));
-    let last = origins.of_setting(&["grace", "shutdown-timeout"]);
-    assert_eq!(last, Some(Origin::Option("shutdown-timeout")), "the last one typed");
+    let of = |line: &str, names: &[&str]| {
+        let origins = explained(line, &environment).origins;
+        let given = origins.of_setting(names).into_iter();
+        given.map(|given| format!("{} {:?}", given.origin, given.value)).collect::<Vec<_>>().join(", ")
+    };
+    let line = "rankrun explain --max-restarts 1 x.py";
+    let graces = ["grace", "shutdown-timeout"];
+    for (names, origin) in [
+        (&["max-restarts"][..], "`--max-restarts` \"1\""),
+        (&["role"], "`PET_ROLE` \"a\""),
+        (&graces, "`RANKRUN_GRACE` \"1\""),
+        (&["standalone"], "`PET_STANDALONE` \"no\""),
+        (&["nproc-per-node"], ""),
+    ] {
+        assert_eq!(of(line, names), origin, "{names:?}");
+    }
+    let line = "rankrun explain --role b --grace 2 --shutdown-timeout 3 x.py";
+    assert_eq!(of(line, &["role"]), "`--role` \"b\", `PET_ROLE` \"a\"");
+    let last_typed = "`--shutdown-timeout` \"3\", `--grace` \"2\", `RANKRUN_GRACE` \"1\"";
+    assert_eq!(of(line, &graces), last_typed);
+    assert_eq!(
+        of("rankrun explain -vv --quiet --quiet x.py", &["verbose", "quiet"]),
+        "`--quiet` \"yes\", `--verbose` \"2\""
+    );
 }
 
 #[test]

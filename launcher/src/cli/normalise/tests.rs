@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cli::option::{command, options};
-use crate::cli::settings::{ParsedArgs, parse};
+use crate::cli::settings::{ParsedArgs, WrittenOption, parse};
 use rankrun_core::spec::CliFlavor;
 
 mod oracle;
@@ -99,6 +99,14 @@ fn usage_errors_match_argparse_messages() {
         ("-x --unknown=3 --standalone x.py a", "unrecognized arguments: -x --unknown=3"),
         ("--nproc_per-node 2 x.py", "unrecognized arguments: --nproc_per-node"),
         ("--nproc 2 x.py", "ambiguous option: --nproc could match --nproc-per-node, --nproc_per_node"),
+        // argparse looks at all words for an ambiguous one before it reads the first.
+        (
+            "--role --mod --monit",
+            "ambiguous option: --monit could match --monitor-interval, --monitor_interval",
+        ),
+        ("--max-restarts a x.py --node", "ambiguous option: --node could match --node-rank, --node_rank"),
+        ("--max-restarts a x.py -- --node", "argument --max-restarts/--max_restarts: invalid int value: 'a'"),
+        ("--standalone=it's x.py", "argument --standalone: ignored explicit argument \"it's\""),
         ("--stdi all x.py", "unrecognized arguments: --stdi"),
         ("--grace 1 x.py", "unrecognized arguments: --grace"),
         ("-v x.py", "unrecognized arguments: -v"),

@@ -15,7 +15,7 @@ fn venv(world: FakeWorld, prefix: &str) -> FakeWorld {
 }
 
 fn system() -> FakeWorld {
-    FakeWorld::new().program("/usr/bin/python3.11").link("/usr/bin/python3", "/usr/bin/python3.11")
+    FakeWorld::default().program("/usr/bin/python3.11").link("/usr/bin/python3", "/usr/bin/python3.11")
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn different_active_python_gives_notice() {
 fn missing_python_error_lists_searched_folders() {
     let environment = [("PATH", "/x:/y"), ("VIRTUAL_ENV", "/v")];
     let error =
-        choose_python(OsStr::new("/a/bin/rankrun"), &FakeWorld::new().facts(&environment)).unwrap_err();
+        choose_python(OsStr::new("/a/bin/rankrun"), &FakeWorld::default().facts(&environment)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "no `python` or `python3` to run the entrypoint with; looked in `/a/bin`, `/x`, `/y`, `/v/bin`"

@@ -127,7 +127,7 @@ pub(super) fn rank_among(given: Option<Setting<i128>>, nodes: NodeCount) -> Resu
 /// The rank of this node where it only orders the nodes.
 ///
 /// # Errors
-/// A number that is no rank.
+/// A number that is not a rank.
 pub(super) fn rank_in_order(given: Option<Setting<i128>>) -> Result<Option<NodeRank>, CliError> {
     let Some(Setting { origin, value }) = given else { return Ok(None) };
     match u32::try_from(value) {

@@ -13,7 +13,7 @@ fn try_launch(line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliErr
     let argv: Vec<OsString> = line.split(' ').chain(["--no-python", "true"]).map(OsString::from).collect();
     let mut environment = environment.to_vec();
     environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
-    match interpret(&argv, &FakeWorld::new().program("/usr/bin/true").facts(&environment))? {
+    match interpret(&argv, &FakeWorld::default().program("/usr/bin/true").facts(&environment))? {
         Command::Launch(launch) => Ok(*launch),
         other => panic!("{other:?}"),
     }

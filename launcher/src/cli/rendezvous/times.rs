@@ -1,15 +1,15 @@
 //! How long nodes are waited for: `--lease`, and `--join-timeout` and `--last-call`, which say the same as keys of
 //! `--rdzv-conf` in the way that our other times are said.
 
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use super::conf::{Conf, ConfItem};
 use crate::cli::contradiction::{refuse_pair, without_effect};
-use crate::cli::error::hint_for_time;
-use crate::cli::error::{CliError, Expected, Origin, Problem};
-use crate::cli::resolve::refused;
+use crate::cli::error::{CliError, Expected, Origin, Problem, hint_for_time};
+use crate::cli::option::FromText;
 use crate::cli::settings::{Setting, Settings};
-use crate::cli::values::{time, time_from};
+use crate::cli::values::{parse_time, time};
 use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::rendezvous::RoundTimes;
 
@@ -22,6 +22,20 @@ pub(super) const OF_SEVERAL_NODES: [&str; 3] = ["lease", "join-timeout", "last-c
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
 const SAID_TWICE: Problem =
     Problem { text: "both say the same thing, and differ", hint: "leave one of them out" };
+
+/// A time that is long enough for a lease.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cli) struct LeaseTime(Duration);
+
+impl FromText for LeaseTime {
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_time).filter(|time| *time >= SHORTEST_LEASE).map(Self)
+    }
+
+    fn expected() -> Option<Expected> {
+        Some(LEASE)
+    }
+}
 
 /// Refuses what has no effect on this job.
 ///
@@ -48,15 +62,11 @@ pub(super) fn refuse_idle(settings: &Settings<'_>, options: &[&str]) -> Result<(
 /// Times that cannot be read, or are too short, and two that contradict each other.
 pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<RoundTimes, CliError> {
     let Conf { mut times, join, last_call, has_read_timeout, .. } = conf;
-    let above_zero = (Duration::from_nanos(1), LEASE);
-    if let Some(Setting { origin, value }) = time_from(settings, &settings.args.lease, above_zero)? {
-        if value < SHORTEST_LEASE {
-            return Err(refused(origin, humantime::format_duration(value).to_string(), LEASE));
-        }
-        times.lease = value;
+    if let Some(Setting { value: LeaseTime(lease), .. }) = settings.get(&settings.args.lease) {
+        times.lease = lease;
     }
-    times.join = over(times.join, join, time(settings, &settings.args.join_timeout)?)?;
-    times.last_call = over(times.last_call, last_call, time(settings, &settings.args.last_call)?)?;
+    times.join = over(times.join, join, time(settings, &settings.args.join_timeout))?;
+    times.last_call = over(times.last_call, last_call, time(settings, &settings.args.last_call))?;
     // The node that hosts may come as late as any other; torchrun gives it less time.
     let waits_for_host = settings.cli_flavor == CliFlavor::Rankrun && !has_read_timeout;
     times.connect = if waits_for_host { times.join } else { times.read };

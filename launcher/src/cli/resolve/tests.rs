@@ -9,7 +9,7 @@ use rankrun_core::spec::stop::LeftoverPolicy;
 use rankrun_core::spec::{EventLog, RendezvousSpec};
 
 fn world() -> FakeWorld {
-    FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python")
+    FakeWorld::default().file("/job/x.py", b"impo").program("/usr/bin/python")
 }
 
 fn try_launch(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Result<Launch, CliError> {
@@ -67,7 +67,7 @@ fn command_line_overrides_variable_overrides_default() {
     assert_eq!(launch("--nproc-per-node=1|--role=a|--role=b", &three).spec.role, "b");
     assert_eq!(launch("--max-restarts= +1_0 ", &[]).spec.max_restarts, RestartCount(10));
     assert_eq!(launch("--standalone", &[("PET_MAX_RESTARTS", "2")]).spec.max_restarts, RestartCount(2));
-    // The short names and our own prefix are no variables of torchrun's options.
+    // The short names and our own prefix are not variables of torchrun's options.
     let nothing = [("PET_R", "9"), ("PET_T", "9"), ("PET_M", "1"), ("RANKRUN_NPROC_PER_NODE", "7")];
     assert_eq!(launch("--standalone", &nothing).spec, launch("--standalone", &[]).spec);
 }

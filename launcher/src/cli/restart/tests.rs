@@ -8,7 +8,7 @@ use crate::cli::{Command, interpret};
 use rankrun_core::facts::fake::FakeWorld;
 
 fn policy(options: &str, environment: &[(&str, &str)]) -> Result<RestartPolicy, CliError> {
-    let world = FakeWorld::new().file("/job/x.py", b"impo").program("/usr/bin/python");
+    let world = FakeWorld::default().file("/job/x.py", b"impo").program("/usr/bin/python");
     let mut environment = environment.to_vec();
     environment.push(("PATH", "/usr/bin"));
     let line = format!("rankrun --nproc-per-node 2 --device-type cpu {options} x.py");
@@ -105,7 +105,7 @@ fn invalid_restart_settings_are_refused() {
         ),
         (
             "--max-restarts 1 --restart-delay 0 --restart-jitter 1",
-            "`--restart-jitter` is given, but a `--restart-delay` above 0 is not",
+            "`--restart-jitter` is given, but `--restart-delay` is `0`",
         ),
         (
             "--restart-delay 5s --restart-max-delay 1s",
@@ -150,17 +150,17 @@ fn contradicting_restart_limits_are_refused() {
 fn invalid_restart_rule_is_refused() {
     for (rule, problem) in [
         ("exit=3", "which does not say what follows"),
-        ("exit=3:stop", "in which `stop` is no action"),
-        ("code=3:fail", "in which `code` is no condition"),
-        ("exit:fail", "in which `exit` is no condition"),
-        (":fail", "in which `` is no condition"),
+        ("exit=3:stop", "in which `stop` is not an action"),
+        ("code=3:fail", "in which `code` is not a condition"),
+        ("exit:fail", "in which `exit` is not a condition"),
+        (":fail", "in which `` is not a condition"),
         ("exit=256:fail", "in which `exit=256` cannot be read"),
         ("exit=9-3:fail", "in which `exit=9-3` cannot be read"),
         ("signal=65:fail", "in which `signal=65` cannot be read"),
         ("signal=SIGNONE:fail", "in which `signal=SIGNONE` cannot be read"),
         ("rank=x:fail", "in which `rank=x` cannot be read"),
         ("exit=3+exit=4:fail", "which names `exit` twice"),
-        ("exit=0-3:fail", "which can never match: exit code 0 is no failure"),
+        ("exit=0-3:fail", "which can never match: exit code 0 is not a failure"),
         ("exit=3+signal=9:fail", "which can never match: a worker that a signal ends has no exit code"),
         ("signal=STOP:fail", "which can never match: SIGSTOP ends no process"),
         ("signal=17:fail", "which can never match: SIGCHLD ends no process"),

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, FromArgMatches};
+use rankrun_contract::rank::LocalWorldSize;
 
-use super::{COMMANDS, ProbeArgs, ShimVerb, Subcommand, help_of};
+use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of};
 use crate::cli::by_hand::local_rank_in;
 use crate::cli::device_request::probe_timeout;
-use crate::cli::error::{CliError, Origin, UsageError};
+use crate::cli::error::{CliError, Origin, SettingError, UsageError};
 use crate::cli::option::LaunchOption;
 use crate::cli::settings::{Setting, variable_value};
 use crate::cli::{Command, completion, explain, help, launch, man};
@@ -60,8 +61,7 @@ pub(in crate::cli) fn interpret(
     if let Some(help) = help.filter(|_| !["run", "explain"].contains(&name)) {
         return Ok(Command::Print(help_of(name, help == "--help").unwrap_or_default()));
     }
-    let matches = COMMANDS.clone().try_get_matches_from(words);
-    let subcommand = match matches.and_then(|matches| Subcommand::from_arg_matches(&matches)) {
+    let subcommand = match parse(words) {
         Ok(subcommand) => subcommand,
         Err(error) if error.kind() == ErrorKind::DisplayHelp => {
             return Ok(Command::Print(error.render().to_string()));
@@ -70,17 +70,11 @@ pub(in crate::cli) fn interpret(
     };
     Ok(match subcommand {
         Subcommand::Run { .. } => return launch(CliFlavor::Rankrun, argv0, &words[1..], facts),
-        Subcommand::Explain { all, json, script, words: typed } => {
+        Subcommand::Explain { words: typed, .. } => {
             // clap swallows a `--`, which is the launch's.
             let start = words.len() - typed.len();
             let start = if words[start - 1] == "--" { start - 1 } else { start };
-            let form = |workers| match script {
-                Some(rank) => {
-                    Ok(ExplainForm::Script(local_rank_in(Origin::Option("script"), rank, workers)?))
-                }
-                None if json => Ok(ExplainForm::Json),
-                None => Ok(if all { ExplainForm::Full } else { ExplainForm::Brief }),
-            };
+            let form = |own: &[OsString], workers| explain_form(&[&words[..start], own].concat(), workers);
             return explain::interpret(argv0, form, &words[start..], facts);
         }
         Subcommand::Devices { json, watch, device_type, id, probe } => {
@@ -119,6 +113,23 @@ pub(in crate::cli) fn interpret(
     })
 }
 
+fn parse(words: &[OsString]) -> Result<Subcommand, clap::Error> {
+    Subcommand::from_arg_matches(&COMMANDS.clone().try_get_matches_from(words)?)
+}
+
+/// The form that the options of `explain` ask for, wherever they stood.
+fn explain_form(words: &[OsString], workers: LocalWorldSize) -> Result<ExplainForm, CliError> {
+    match parse(words) {
+        Ok(Subcommand::Explain { form: ExplainArgs { script: Some(rank), .. }, .. }) => {
+            Ok(ExplainForm::Script(local_rank_in(Origin::Option("script"), rank, workers)?))
+        }
+        Ok(Subcommand::Explain { form: ExplainArgs { json: true, .. }, .. }) => Ok(ExplainForm::Json),
+        Ok(Subcommand::Explain { form: ExplainArgs { all: true, .. }, .. }) => Ok(ExplainForm::Full),
+        Ok(_) => Ok(ExplainForm::Brief),
+        Err(error) => Err(usage(usage_error("explain", words, &error))),
+    }
+}
+
 const fn format(json: bool) -> OutputFormat {
     if json { OutputFormat::Json } else { OutputFormat::Text }
 }
@@ -145,8 +156,8 @@ fn help_about(topic: Option<&str>) -> Result<String, CliError> {
         return Ok(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None));
     };
     let text = match topic {
-        "run" | "help" | "version" => Some(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None)),
-        topic => help::topic(topic).or_else(|| help_of(topic, true)),
+        "run" => Some(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None)),
+        topic => help::topic(topic, None).or_else(|| help_of(topic, true)),
     };
     text.ok_or_else(|| usage(UsageError::UnknownTo { command: "help", word: topic.to_owned() }))
 }
@@ -179,15 +190,19 @@ fn usage_error(command: &'static str, words: &[OsString], error: &clap::Error) -
             let other = option_named(command, &text(ContextKind::PriorArg)).unwrap_or(option);
             let mut both = [option.long_name(), other.long_name()];
             both.sort_unstable();
-            UsageError::Exclusive(both)
+            let [one, other] = both.map(Origin::Option);
+            SettingError::exclusive(one, &other).into()
         }
         (ErrorKind::TooManyValues, Some(option)) => UsageError::UnwantedValue { option, value },
-        (ErrorKind::ValueValidation, Some(option)) if option.long_name() == "watch" => {
-            UsageError::BadInterval { value }
-        }
         (ErrorKind::InvalidValue, Some(option)) if value.is_empty() => UsageError::MissingValue { option },
         (ErrorKind::ValueValidation | ErrorKind::InvalidValue, Some(option)) => {
-            UsageError::BadValue { option, origin: Origin::Option(option.long_name()), value }
+            let origin = Origin::Option(option.long_name());
+            let expected = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+            let error = match expected {
+                Some(expected) => SettingError::unexpected(origin, value, *expected),
+                None => SettingError::not_of_type(option, origin, value),
+            };
+            error.into()
         }
         (ErrorKind::InvalidValue, None) => UsageError::UnknownTo { command, word: value },
         (ErrorKind::InvalidUtf8, _) => {

@@ -15,7 +15,7 @@ const JSON: OutputMode = OutputMode::Once(OutputFormat::Json);
 
 fn command_of(line: &str) -> Result<Command, String> {
     let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-    let facts = FakeWorld::new().facts(&[("RANKRUN_PROBE_TIMEOUT", "7")]);
+    let facts = FakeWorld::default().facts(&[("RANKRUN_PROBE_TIMEOUT", "7")]);
     let name = find_subcommand(&words, &facts).expect(line);
     interpret(name, (OsStr::new("rankrun"), &words), &facts).map_err(|error: CliError| error.render())
 }
@@ -60,7 +60,7 @@ fn unknown_inspect_argument_is_named() {
         ("devices --json=1", "`--json` takes no value, but has `1`"),
         ("devices --watch=0", "`--watch` is `0`, which is not a number of seconds from 0.1 to 86400"),
         ("devices --watch=nan", "`nan`"),
-        ("devices --watch=", "``"),
+        ("devices --watch=", "`--watch` is empty, which is not a number of seconds"),
         ("devices --watch 2", "does not know `2`"),
         ("devices --watch --json", "`--json` and `--watch` exclude each other"),
         ("devices --device-type", "`--device-type` needs a value"),

@@ -67,7 +67,7 @@ fn foreign_launcher_options_get_rankrun_equivalent() {
         ("-H", "--rdzv-endpoint HOST:PORT`"),
         ("--main_process_port", "`--master-port PORT`"),
         ("--mixed_precision", "stands behind the entrypoint"),
-        ("--json", "behind `explain`"),
+        ("--json", "`rankrun explain --json train.py`"),
     ] {
         assert!(hint(word).contains(answer), "{word}: {}", hint(word));
     }
@@ -117,7 +117,7 @@ fn misspelt_subcommand_gets_hint() {
 }
 
 fn warnings(environment: &[(&str, &str)]) -> Vec<String> {
-    let facts = FakeWorld::new().elsewhere().facts(environment);
+    let facts = FakeWorld::default().elsewhere().facts(environment);
     tell_unknown_variables(&facts).iter().map(ToString::to_string).collect()
 }
 
@@ -149,7 +149,7 @@ fn known_and_empty_variables_give_no_warning() {
         assert_eq!(warnings(&[(&name, "1")]), [""; 0], "{name}");
     }
     assert_eq!(warnings(&[("RANKRUN_DEVCES", ""), ("PET_CATS", "")]), [""; 0]);
-    let inside = FakeWorld::new().facts(&[(NESTING, "1:0=1"), (DEVICE, "cuda:0")]);
+    let inside = FakeWorld::default().facts(&[(NESTING, "1:0=1"), (DEVICE, "cuda:0")]);
     assert_eq!(tell_unknown_variables(&inside), []);
     assert!(options(CliFlavor::Torchrun).any(|option| option.family() == Family::Pet));
 }

@@ -1,4 +1,4 @@
-//! Options that decide how the workers run and are heard, and values that are no text.
+//! Options for the run and the output of the workers, and values that are not text.
 
 use std::os::unix::ffi::OsStringExt;
 
@@ -132,6 +132,15 @@ fn stop_signal_is_a_signal_that_can_be_handled() {
         let (code, text) = refusal(line, &[("RANKRUN_STOP_SIGNAL", value)]);
         assert_eq!(code, 1);
         assert!(text.starts_with(&format!("`{name}` is `")), "{text}");
-        assert!(text.contains("which is not a signal that can be handled, such as `INT`"), "{text}");
+        assert!(text.contains("which is not a signal that can stop a worker, such as `INT`"), "{text}");
     }
+}
+
+#[test]
+fn values_without_sense_are_refused_on_one_node_too() {
+    let (code, text) = refusal("rankrun --config= x.py", &[]);
+    assert_eq!((code, text.as_str()), (1, "`--config` is empty, which is not the path of a file"));
+    let (code, text) = refusal("rankrun x.py", &[("RANKRUN_LEASE", "-1")]);
+    assert_eq!(code, 1);
+    assert!(text.starts_with("`RANKRUN_LEASE` is `-1`, which is not a time of 2 s or more"), "{text}");
 }

@@ -31,13 +31,13 @@ use rankrun_core::notice::Notice;
 use rankrun_core::placement;
 use rankrun_core::plain::plain;
 use rankrun_core::rendezvous::Round;
-use rankrun_core::spec::stop::GraceCause;
+use rankrun_core::spec::stop::{GraceCause, StopTarget};
 use rankrun_core::spec::{CliFlavor, LaunchSpec, RendezvousSpec, StoreHost};
 use rankrun_core::worker_command::GenerationContext;
 use rankrun_host::error::LaunchError;
 use rankrun_host::logs::tree::Attempt;
 use rankrun_host::process::signal::HandledSignals;
-pub use request::{ExplainForm, ExplainRequest, Origins, RunIdLife};
+pub use request::{ExplainForm, ExplainRequest, KnownOption, Origins};
 use settings::SettingOrigins;
 pub use settings::{SettingLine, SettingOrigin};
 use text::ShownSettings;
@@ -70,6 +70,7 @@ pub struct Explanation {
     /// The folder of the first generation's logs and error files, if there is one.
     pub log_folder: Option<LaunchValue>,
     /// The local rank that `--leave-out` leaves to be started by hand.
+    #[serde(rename = "left_out")]
     pub external_worker: Option<u32>,
     /// The warnings that the launch would print before the start.
     pub warnings: Vec<String>,
@@ -132,10 +133,14 @@ pub struct EndpointSummary {
 /// The signals that end the job, and their effects.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Signals {
-    /// These stop the job: the workers get the same one.
+    /// These stop the job: the workers get the same one, or `worker_signal`.
     pub stop: Vec<&'static str>,
     /// These go on to the workers, and nothing else happens.
     pub forward: Vec<&'static str>,
+    /// The signal that the workers get in every stop, where it is set.
+    pub worker_signal: Option<&'static str>,
+    /// The processes of a worker that get it.
+    pub worker_signal_to: StopTarget,
     /// The grace period from a stop to SIGKILL, in seconds.
     pub grace_seconds: f64,
     /// The same for single causes, by their keys in `[stop.grace-for]`.
@@ -268,14 +273,13 @@ pub fn explain(
     let spec = &request.spec;
     let sources = SettingOrigins { spec, origins: &request.origins, facts };
     let run_id = spec.rendezvous.run_id();
-    let known_run_id = (request.run_id == RunIdLife::Fixed).then_some(run_id);
+    let known_run_id = (!sources.is_run_id_fresh()).then_some(run_id);
     let plan = LaunchPlan {
         spec,
         facts,
         sources: &sources,
         context: generation_context(spec),
         attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
-        run_id: request.run_id,
     };
     let placements = placement::assign_ranks(&spec.devices.workers, &plan.context.round);
     let ranks = placements.iter().map(|placement| plan.worker(placement)).collect::<Result<_, _>>()?;
@@ -286,7 +290,7 @@ pub fn explain(
             CliFlavor::Torchrun => "torchrun",
         },
         working_folder: Text(facts.working_folder().into_os_string()),
-        settings: sources.settings(request.run_id),
+        settings: sources.settings(),
         run_id: plan.value(RUN_ID, OsStr::new(&run_id.0)),
         store: store_of(spec),
         nodes: nodes_of(spec),
@@ -299,9 +303,11 @@ pub fn explain(
     })
 }
 
-/// All notices but the device assignment, which is shown at each rank.
+/// All notices but the device assignment, which is shown at each rank, and a run id that no launch will have.
 fn warnings(notices: &[Notice]) -> Vec<String> {
-    let warnings = notices.iter().filter(|notice| !matches!(notice, Notice::WorkerDevice { .. }));
+    let is_elsewhere =
+        |notice: &&Notice| matches!(notice, Notice::WorkerDevice { .. } | Notice::MadeUpRunId { .. });
+    let warnings = notices.iter().filter(|notice| !is_elsewhere(notice));
     warnings.map(ToString::to_string).collect()
 }
 
@@ -367,6 +373,8 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
     Signals {
         stop: names(stop),
         forward: names(forward),
+        worker_signal: spec.options.stop_signal.map(|signal| signal.0.as_str()),
+        worker_signal_to: spec.options.stop_signal_to,
         grace_seconds: spec.stop.grace.as_secs_f64(),
         grace_for_seconds: GraceCause::ALL
             .into_iter()

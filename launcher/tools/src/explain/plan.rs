@@ -6,7 +6,6 @@ use std::path::Path;
 
 use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID};
 
-use super::RunIdLife;
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
 use super::{EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, path_pattern};
@@ -27,7 +26,6 @@ pub(super) struct LaunchPlan<'a> {
     pub(super) sources: &'a SettingOrigins<'a>,
     pub(super) context: GenerationContext,
     pub(super) attempt: Option<Attempt>,
-    pub(super) run_id: RunIdLife,
 }
 
 impl LaunchPlan<'_> {
@@ -106,7 +104,7 @@ impl LaunchPlan<'_> {
                 LaunchValue::AtLaunch(Pending::Interface)
             }
             MASTER_PORT if value == "0" => LaunchValue::AtLaunch(Pending::FreePort),
-            RUN_ID if self.run_id == RunIdLife::Fresh => LaunchValue::AtLaunch(Pending::RunId),
+            RUN_ID if self.sources.is_run_id_fresh() => LaunchValue::AtLaunch(Pending::RunId),
             // Both name the processes of one launch.
             JOB | NESTING => LaunchValue::AtLaunch(Pending::Mark),
             ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),

@@ -1,10 +1,12 @@
 //! The question of `rankrun explain`: a launch, and where each of its settings was set. Pure.
 
+use std::ffi::OsString;
+
 use rankrun_contract::rank::LocalRank;
 
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::LaunchSpec;
-use rankrun_core::spec::setting::Origin;
+use rankrun_core::spec::setting::{Origin, Setting};
 
 /// A launch that is only to be explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,8 +17,6 @@ pub struct ExplainRequest {
     pub notices: Vec<Notice>,
     /// Where its settings were set.
     pub origins: Origins,
-    /// Whether its run id is another one at each launch.
-    pub run_id: RunIdLife,
     /// The form of the answer.
     pub form: ExplainForm,
 }
@@ -34,40 +34,39 @@ pub enum ExplainForm {
     Script(LocalRank),
 }
 
-/// Whether two launches by the same command line have the same run id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunIdLife {
-    /// It was given, or is torch's `none`.
-    Fixed,
-    /// It is made up at each launch.
-    Fresh,
-}
-
-/// Where options were set, by their long names. The rest has its default.
+/// What was said of settings, by the long names of options, or the keys of a file that no option stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Origins {
-    /// Where the values that count were set: typed ones in their order, then variables, then the file.
-    pub effective: Vec<(&'static str, Origin)>,
-    /// Where other values of the same options were set, which do not count.
-    pub overridden: Vec<(&'static str, Origin)>,
+    /// All that was said: typed options from the last one to the first, then variables, then the file.
+    pub given: Vec<(&'static str, Setting<OsString>)>,
+    /// The options of a launch.
+    pub options: Vec<KnownOption>,
+}
+
+/// An option of a launch, as it is where nothing sets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownOption {
+    /// The long name.
+    pub name: &'static str,
+    /// The value of a flag.
+    pub flag: Option<&'static str>,
+    /// The default as the help says it.
+    pub default: Option<String>,
 }
 
 impl Origins {
-    /// Where a setting that several options have was set: by the one typed last, else by the first that has its
-    /// variable, else by the first that a file has.
+    /// What was said of a setting that has several names, what counts first: the one typed last, then the first name
+    /// that has its variable, then the first that a file has.
     #[must_use]
-    pub fn of_setting(&self, options: &[&str]) -> Option<Origin> {
-        let is_typed = |origin: &Origin| matches!(origin, Origin::Option(_));
-        let typed =
-            self.effective.iter().rev().find(|(long, origin)| is_typed(origin) && options.contains(long));
-        let first = |is_place: fn(&Origin) -> bool| {
-            options.iter().find_map(|option| {
-                self.effective.iter().find(|(long, origin)| long == option && is_place(origin))
-            })
-        };
-        let found = typed
-            .or_else(|| first(|origin| matches!(origin, Origin::Variable(_))))
-            .or_else(|| first(|origin| matches!(origin, Origin::File(_))));
-        found.map(|(_, origin)| origin.clone())
+    pub fn of_setting(&self, names: &[&str]) -> Vec<&Setting<OsString>> {
+        let place = |long: &str| names.iter().position(|name| *name == long);
+        let found = self.given.iter().filter_map(|(long, setting)| Some((place(long)?, setting)));
+        let mut found: Vec<_> = found.collect();
+        found.sort_by_key(|(place, setting)| match setting.origin {
+            Origin::Option(_) => (0, 0),
+            Origin::Variable(_) => (1, *place),
+            Origin::File(_) => (2, *place),
+        });
+        found.into_iter().map(|(_, setting)| setting).collect()
     }
 }

@@ -3,9 +3,13 @@
 //! `cli` resolves the settings. This module only lists the options and variables of each setting, to look up its
 //! source. A test checks that both agree.
 
+mod devices;
 mod rendezvous;
 
+use devices::{DEVICE_OPTIONS, is_device_variable};
+
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,14 +21,12 @@ use rankrun_contract::env::{
     NCCL_LIBRARY, ROLE_NAME, ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
 };
 
-use super::{LaunchValue, Origins, Pending, RunIdLife};
-use rankrun_core::device::choice::number;
-use rankrun_core::device::{DeviceType, Visibility};
+use super::{LaunchValue, Origins, Pending};
 use rankrun_core::facts::Facts;
-use rankrun_core::spec::setting::Origin;
+use rankrun_core::spec::setting::{Origin, Setting};
 use rankrun_core::spec::stop::{GraceCause, LeftoverPolicy};
 use rankrun_core::spec::{
-    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams, Unhealthy,
+    Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams,
 };
 
 /// One setting with its value and source.
@@ -38,6 +40,9 @@ pub struct SettingLine {
     pub source: SettingOrigin,
     /// Where other values were set, which do not count.
     pub overrides: Vec<SettingOrigin>,
+    /// The default in words, where nothing sets a value.
+    #[serde(skip)]
+    pub default: Option<String>,
 }
 
 /// The source of a setting's value.
@@ -75,12 +80,12 @@ pub enum SettingOrigin {
 /// Why libraries that look up names are given an interface.
 const SEVERAL_HOSTS: &str = "several hosts: a host's own name may mean 127.0.0.1";
 
-impl From<Origin> for SettingOrigin {
-    fn from(origin: Origin) -> Self {
-        match origin {
+impl From<&Setting<OsString>> for SettingOrigin {
+    fn from(setting: &Setting<OsString>) -> Self {
+        match &setting.origin {
             Origin::Option(name) => Self::Option { name: format!("--{name}") },
-            Origin::Variable(name) => Self::Variable { name },
-            Origin::File(place) => Self::File { path: place.path, line: place.line },
+            Origin::Variable(name) => Self::Variable { name: name.clone() },
+            Origin::File(place) => Self::File { path: place.path.clone(), line: place.line },
         }
     }
 }
@@ -94,158 +99,193 @@ pub(super) struct SettingOrigins<'a> {
 
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
-/// The options that make the launcher write a vendor's variable.
-const VISIBILITY_VARIABLES: [&str; 5] =
-    ["devices", "device-order", "device-type", "device-visibility", "virtual-local-rank"];
-
-/// Whether a vendor's variable controls which devices a process sees.
-fn is_device_variable(name: &str) -> bool {
-    let vendors = ["CUDA_", "HIP_", "ROCR_", "GPU_DEVICE_", "ZE_", "HABANA_", "HLS_", "ASCEND_"];
-    vendors.iter().any(|prefix| name.starts_with(prefix))
-}
-
 fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
 }
 
-fn setting(name: impl Into<Cow<'static, str>>, value: Option<String>, source: SettingOrigin) -> SettingLine {
-    SettingLine {
-        name: name.into(),
-        value: value.map(|value| LaunchValue::Known(value.into())),
-        source,
-        overrides: Vec::new(),
-    }
+fn known(value: impl Into<OsString>) -> Option<LaunchValue> {
+    Some(LaunchValue::Known(value.into()))
+}
+
+/// The place of the value that counts, and the places of those that lost.
+type Places = (SettingOrigin, Vec<SettingOrigin>);
+
+fn setting(
+    name: impl Into<Cow<'static, str>>,
+    value: Option<LaunchValue>,
+    (source, overrides): Places,
+) -> SettingLine {
+    SettingLine { name: name.into(), value, source, overrides, default: None }
 }
 
 impl SettingOrigins<'_> {
-    /// The one of these options that was set, else the first of these variables that is set and not empty.
-    fn origin_of(&self, options: &[&str], variables: &[&str]) -> SettingOrigin {
-        if let Some(origin) = self.origins.of_setting(options) {
-            return origin.into();
+    /// The first place of the settings that count; all others of them, and of those that lost to them, lost.
+    fn places(&self, counting: &[&str], lost: &[&str]) -> Places {
+        let mut places = self.origins.of_setting(counting).into_iter().map(SettingOrigin::from);
+        let source = places.next().unwrap_or(SettingOrigin::Default);
+        (source, places.chain(self.origins.of_setting(lost).into_iter().map(SettingOrigin::from)).collect())
+    }
+
+    fn line(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        value: Option<String>,
+        counting: &[&str],
+        lost: &[&str],
+    ) -> SettingLine {
+        let written =
+            || Some(&self.origins.of_setting(counting).first()?.value).filter(|text| !text.is_empty());
+        let value = value.map(OsString::from).or_else(|| written().cloned());
+        setting(name, value.and_then(known), self.places(counting, lost))
+    }
+
+    /// A setting that one option stands for.
+    fn option(&self, name: &'static str, value: Option<String>) -> SettingLine {
+        self.line(name, value, &[name], &[])
+    }
+
+    /// The setting with a variable that counts where nothing else sets it.
+    fn with_variable(&self, mut line: SettingLine, name: &str) -> SettingLine {
+        let Some(value) = self.facts.filled_variable(name) else { return line };
+        let variable = SettingOrigin::Variable { name: name.to_owned() };
+        if line.source == SettingOrigin::Default {
+            line.source = variable;
+            line.value = line.value.or_else(|| known(value));
+        } else {
+            line.overrides.push(variable);
         }
+        line
+    }
+
+    fn is_given(&self, name: &str) -> bool {
+        self.origins.given.iter().any(|(known, _)| *known == name)
+    }
+
+    /// Whether each launch has a run id of its own.
+    pub(super) fn is_run_id_fresh(&self) -> bool {
+        let run_id = &self.spec.rendezvous.run_id().0;
+        let given = self.origins.of_setting(&["rdzv-id"]);
+        run_id != "none" && given.first().is_none_or(|given| given.value != **run_id)
+    }
+
+    /// Where one of these options was set.
+    fn origin_of(&self, options: &[&str]) -> SettingOrigin {
+        self.places(options, &[]).0
+    }
+
+    /// The first of these variables that is set.
+    fn variable_of(&self, variables: &[&str]) -> Places {
         let set = variables.iter().find(|name| self.facts.filled_variable(name).is_some());
-        set.map_or(SettingOrigin::Default, |name| SettingOrigin::Variable { name: (*name).to_owned() })
+        let variable = |name: &&str| SettingOrigin::Variable { name: (*name).to_owned() };
+        (set.map_or(SettingOrigin::Default, variable), Vec::new())
     }
 
     /// Where the value of a variable that the launcher sets was given.
     pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
-            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&["nproc-per-node"], &[]),
-            GROUP_WORLD_SIZE => self.origin_of(&["nnodes"], &[]),
+            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&["nproc-per-node"]),
+            GROUP_WORLD_SIZE => self.origin_of(&["nnodes"]),
             GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
-                self.origin_of(&["node-rank"], &[])
+                self.origin_of(&["node-rank"])
             }
             name if self.spec.defaults.connection_interfaces.contains(&name) => {
                 SettingOrigin::Because { reason: SEVERAL_HOSTS }
             }
-            "GLOO_SOCKET_IFNAME" | "TP_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => {
-                self.origin_of(&["iface"], &[])
-            }
-            NCCL_LIBRARY => self.origin_of(&["nccl-lib"], &[]),
-            ROLE_NAME => self.origin_of(&["role"], &[]),
-            MASTER_ADDR => self.address(),
-            MASTER_PORT => self.port(),
-            MAX_RESTARTS => self.origin_of(&["max-restarts"], &[]),
-            RUN_ID => self.origin_of(&["rdzv-id"], &[]),
-            USE_AGENT_STORE => self.store_host(),
-            ERROR_FILE => self.log_dir(),
-            SIGNALS_TO_HANDLE => self.origin_of(&["signals-to-handle"], &[]),
-            name if is_device_variable(name) => self.origin_of(&VISIBILITY_VARIABLES, &[]),
+            "GLOO_SOCKET_IFNAME" | "TP_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.origin_of(&["iface"]),
+            NCCL_LIBRARY => self.origin_of(&["nccl-lib"]),
+            ROLE_NAME => self.origin_of(&["role"]),
+            MASTER_ADDR => self.address().0,
+            MASTER_PORT => self.port().0,
+            MAX_RESTARTS => self.origin_of(&["max-restarts"]),
+            RUN_ID => self.origin_of(&["rdzv-id"]),
+            USE_AGENT_STORE => self.store_host().0,
+            ERROR_FILE => self.log_dir().0,
+            SIGNALS_TO_HANDLE => self.origin_of(&["signals-to-handle"]),
+            name if is_device_variable(name) => self.origin_of(&DEVICE_OPTIONS),
             "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
             _ => SettingOrigin::Launcher,
         }
     }
 
-    fn log_dir(&self) -> SettingOrigin {
+    fn log_dir(&self) -> Places {
         match &self.spec.logs.dir {
-            LogDir::At(_) | LogDir::Off => self.origin_of(&["log-dir"], &[]),
+            LogDir::At(_) | LogDir::Off => self.places(&["log-dir"], &[]),
             LogDir::Temporary(parent) | LogDir::ErrorFiles(parent) => {
                 let names = |name: &&str| self.facts.filled_variable(name).map(Path::new) == Some(parent);
                 let variable = ["TMPDIR", "TEMP", "TMP"].into_iter().find(names);
-                variable
-                    .map_or(SettingOrigin::Default, |name| SettingOrigin::Variable { name: name.to_owned() })
+                (self.variable_of(variable.as_slice()).0, self.places(&[], &["log-dir"]).1)
             }
         }
     }
 
-    /// Every setting worth a line, including defaults.
-    pub(super) fn settings(&self, run_id: RunIdLife) -> Vec<SettingLine> {
+    /// Every setting, including defaults.
+    pub(super) fn settings(&self) -> Vec<SettingLine> {
         let spec = self.spec;
-        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
-        let run_id = match run_id {
-            RunIdLife::Fixed => option("rdzv-id", Some(spec.rendezvous.run_id().0.clone())),
-            RunIdLife::Fresh => SettingLine {
-                name: "rdzv-id".into(),
-                value: Some(LaunchValue::AtLaunch(Pending::RunId)),
-                source: SettingOrigin::Default,
-                overrides: Vec::new(),
-            },
+        let run_id = if self.is_run_id_fresh() {
+            setting("rdzv-id", Some(LaunchValue::AtLaunch(Pending::RunId)), self.places(&[], &["rdzv-id"]))
+        } else {
+            self.option("rdzv-id", Some(spec.rendezvous.run_id().0.clone()))
         };
         let mut settings = vec![
-            option("nproc-per-node", Some(spec.workers.to_string())),
-            option("max-restarts", Some(spec.max_restarts.to_string())),
-            option("role", Some(spec.role.clone())),
+            self.option("nproc-per-node", Some(spec.workers.to_string())),
+            self.option("max-restarts", Some(spec.max_restarts.to_string())),
+            self.option("role", Some(spec.role.clone())),
             run_id,
         ];
         settings.extend(self.node_settings());
         settings.extend(self.restart_settings());
         settings.extend(self.store_settings());
         settings.extend(self.log_settings());
-        settings.extend(self.shutdown_settings());
         settings.extend(self.grace_settings());
+        settings.extend(self.shutdown_settings());
         settings.extend(self.independent_options());
-        settings.extend([
-            option("stdin", Some(stdin(spec.stdin))),
-            option("virtual-local-rank", Some(yes_or_no(spec.devices.visibility == Visibility::Own))),
-        ]);
+        settings.push(self.option("stdin", Some(stdin(spec.stdin))));
         settings.extend(self.device_settings());
-        settings.extend([option("leave-out", spec.external_worker.map(|local_rank| local_rank.to_string()))]);
+        settings.push(self.with_variable(self.option("verbose", None), "LOGLEVEL"));
+        for option in &self.origins.options {
+            if settings.iter().all(|line| line.name != option.name) {
+                settings.push(self.option(option.name, None));
+            }
+        }
+        settings.iter_mut().for_each(|line| self.add_default(line));
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
-        for line in &mut settings {
-            let overridden = self.origins.overridden.iter().filter(|(option, _)| *option == line.name);
-            line.overrides = overridden.map(|(_, origin)| origin.clone().into()).collect();
-        }
         settings
+    }
+
+    fn add_default(&self, line: &mut SettingLine) {
+        let option = self.origins.options.iter().find(|option| option.name == line.name);
+        let is_default = line.source == SettingOrigin::Default && line.value.is_none();
+        if let Some(option) = option.filter(|_| is_default) {
+            line.value = option.flag.and_then(known);
+            line.default.clone_from(&option.default);
+        }
     }
 
     fn log_settings(&self) -> Vec<SettingLine> {
         let logs = &self.spec.logs;
         let dir = match &logs.dir {
-            LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => {
-                path.display().to_string()
-            }
-            LogDir::Off => "/dev/null".to_owned(),
+            LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => path,
+            LogDir::Off => Path::new("/dev/null"),
         };
-        let console = logs.console.as_ref().map(|ranks| {
-            let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-            ranks.join(",")
-        });
-        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
-        let mut settings = vec![
-            setting("log-dir", Some(dir), self.log_dir()),
-            option("redirects", Some(streams(&logs.redirects))),
-            option("tee", Some(streams(&logs.tee))),
-            option("local-ranks-filter", console),
-            setting("log-line-prefix-template", logs.prefix.clone(), self.prefix()),
-        ];
-        for (name, texts) in [
-            ("duplicate-stdout-filters", &logs.duplicates.stdout),
-            ("duplicate-stderr-filters", &logs.duplicates.stderr),
-        ] {
-            let texts: Vec<String> = texts.iter().map(|text| text.replace(',', ",,")).collect();
-            settings.push(option(name, (!texts.is_empty()).then(|| texts.join(","))));
-        }
-        settings
+        let prefix = self.option("log-line-prefix-template", logs.prefix.clone());
+        vec![
+            setting("log-dir", known(dir), self.log_dir()),
+            self.option("redirects", Some(streams(&logs.redirects))),
+            self.option("tee", Some(streams(&logs.tee))),
+            self.option("local-ranks-filter", None),
+            self.with_variable(prefix, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+            self.option("duplicate-stdout-filters", None),
+            self.option("duplicate-stderr-filters", None),
+        ]
     }
 
-    /// Only where something is set: most jobs have no policy.
-    fn restart_settings(&self) -> Vec<SettingLine> {
+    fn restart_settings(&self) -> [SettingLine; 9] {
         let policy = &self.spec.restart;
         let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();
         let backoff = policy.backoff.as_ref();
         let progress = policy.progress.as_ref();
-        let values = [
+        [
             ("restart-window", policy.window.map(time)),
             ("restart-delay", backoff.map(|backoff| time(backoff.delay))),
             ("restart-factor", backoff.map(|backoff| backoff.factor.to_string())),
@@ -253,61 +293,54 @@ impl SettingOrigins<'_> {
             ("restart-jitter", backoff.map(|backoff| backoff.jitter.to_string())),
             ("restart-reset", policy.reset_after.map(time)),
             ("restart-rules", (!rules.is_empty()).then(|| rules.join(","))),
-            ("progress-dir", progress.map(|limit| limit.folder.display().to_string())),
+            ("progress-dir", None),
             ("progress-restarts", progress.map(|limit| limit.restarts.to_string())),
-        ];
-        let given = values.into_iter().filter(|(_, value)| value.is_some());
-        given.map(|(name, value)| setting(name, value, self.origin_of(&[name], &[]))).collect()
+        ]
+        .map(|(name, value)| self.option(name, value))
     }
 
-    fn prefix(&self) -> SettingOrigin {
-        match &self.spec.logs.prefix {
-            None => SettingOrigin::Default,
-            Some(_) => {
-                self.origin_of(&["log-line-prefix-template"], &["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"])
-            }
-        }
-    }
-
-    fn shutdown_settings(&self) -> [SettingLine; 8] {
+    fn shutdown_settings(&self) -> [SettingLine; 7] {
         let spec = self.spec;
-        let grace = time(spec.stop.grace);
         let events = match spec.events {
             EventLog::Off => "null",
             EventLog::Console => "console",
         };
-        let stuck = match spec.dstate_timeout {
-            Some(_) => SettingOrigin::Variable { name: STUCK_LIMIT.to_owned() },
-            None => SettingOrigin::Default,
-        };
-        let limit = spec.dstate_timeout.map(time);
+        let stuck = spec.dstate_timeout.map(|_| STUCK_LIMIT);
         let leftovers = match spec.leftovers {
             LeftoverPolicy::Keep => None,
             LeftoverPolicy::End { grace } => Some(time(grace)),
         };
-        let of_grace = self.origin_of(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
-        let setting_of = |name, value| setting(name, value, self.origin_of(&[name], &[]));
-        let option = |name, value| setting_of(name, Some(value));
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
-            setting("grace", Some(grace), of_grace),
-            setting("leftover-grace", leftovers, self.origin_of(&["leftover-grace"], &[])),
-            setting_of("start-timeout", spec.start_timeout.map(time)),
-            setting_of("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
-            setting_of("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
-            setting("stuck-limit", limit, stuck),
-            option("signals-to-handle", spec.signals.text.clone()),
-            option("event-log-handler", events.to_owned()),
+            self.option("leftover-grace", leftovers),
+            self.option("start-timeout", spec.start_timeout.map(time)),
+            self.option("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
+            self.option("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
+            setting(
+                "stuck-limit",
+                spec.dstate_timeout.map(time).and_then(known),
+                self.variable_of(stuck.as_slice()),
+            ),
+            self.option("signals-to-handle", Some(spec.signals.text.clone())),
+            self.option("event-log-handler", Some(events.to_owned())),
         ]
     }
 
-    /// Graces of their own, where there are any.
-    fn grace_settings(&self) -> impl Iterator<Item = SettingLine> + '_ {
-        GraceCause::ALL.into_iter().filter_map(|cause| {
-            let grace = self.spec.stop.grace_for.get(cause)?;
-            let name = cause.setting();
-            Some(setting(name, Some(time(grace)), self.origin_of(&[name], &[])))
-        })
+    /// The grace, and those of single causes, which a grace of the command line or a variable overrides.
+    fn grace_settings(&self) -> Vec<SettingLine> {
+        let stop = &self.spec.stop;
+        let line = self.line("grace", Some(time(stop.grace)), &["grace", "shutdown-timeout"], &[]);
+        let line = self.with_variable(line, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+        let second = SettingLine { name: "shutdown-timeout".into(), ..line.clone() };
+        let causes = GraceCause::ALL.map(|cause| {
+            let own = self.option(cause.setting(), stop.grace_for.get(cause).map(time));
+            if stop.grace_for.get(cause).is_some() || own.source == SettingOrigin::Default {
+                return own;
+            }
+            SettingLine { name: own.name, overrides: vec![own.source], ..line.clone() }
+        });
+        let second = Some(second).filter(|second| self.is_given(&second.name));
+        [line].into_iter().chain(second).chain(causes).collect()
     }
 
     /// The options of one struct, by the names of its fields.
@@ -320,60 +353,15 @@ impl SettingOrigins<'_> {
                 Value::Bool(is_set) => Some(yes_or_no(is_set)),
                 other => Some(other.to_string()),
             };
-            let source = self.origin_of(&[&name], &[]);
-            setting(name, value, source)
+            self.line(name.clone(), value, &[&name], &[])
         };
         options.into_iter().map(line).collect()
-    }
-
-    /// The requested devices; the chosen ones are shown at each rank.
-    fn device_settings(&self) -> [SettingLine; 6] {
-        let LaunchSpec { devices, device_request: request, .. } = self.spec;
-        let identities = devices.workers.iter().filter_map(|worker| worker.identity.as_ref());
-        let cards: Vec<String> = identities.map(|device| number(&device.accelerator)).collect();
-        let written = request.devices.as_ref().map(|devices| devices.value.0.clone());
-        let listed = written.or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
-        let kind = devices.workers.first().map(|worker| worker.kind.to_string());
-        let visible = match devices.visibility {
-            Visibility::Whole => "all",
-            Visibility::Own => "own",
-        };
-        let check = self.spec.device_check().map(|check| match check {
-            Unhealthy::Refuse => "refuse".to_owned(),
-            Unhealthy::Exclude => "exclude".to_owned(),
-        });
-        let order = request.order.as_ref().map(|order| order.value.as_str().to_owned());
-        let binding = request.binding.as_ref().map(|binding| binding.value.as_str().to_owned());
-        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
-        let of_visibility = self.origin_of(&["device-visibility", "virtual-local-rank"], &[]);
-        [
-            setting("devices", listed, self.origin_of(&["devices"], &self.visibility_variables())),
-            setting("device-type", kind, self.origin_of(&["device-type"], &[])),
-            option("device-order", order),
-            setting("device-visibility", Some(visible.to_owned()), of_visibility),
-            setting("check-devices", check, self.origin_of(&["exclude-unhealthy", "check-devices"], &[])),
-            option("numa-binding", binding),
-        ]
-    }
-
-    /// The visibility variables for a job like this one.
-    fn visibility_variables(&self) -> Vec<&'static str> {
-        match self.spec.devices.workers.first().map(|worker| worker.kind) {
-            Some(DeviceType::Cuda) => vec!["CUDA_VISIBLE_DEVICES"],
-            Some(DeviceType::Rocm) => {
-                vec!["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
-            }
-            Some(DeviceType::Xpu) => vec!["ZE_AFFINITY_MASK"],
-            Some(DeviceType::Hpu) => vec!["HABANA_VISIBLE_MODULES"],
-            Some(DeviceType::Npu) => vec!["ASCEND_RT_VISIBLE_DEVICES"],
-            Some(DeviceType::Mps | DeviceType::Cpu) | None => Vec::new(),
-        }
     }
 
     fn parent_error_file(&self) -> Option<SettingLine> {
         let path = self.spec.parent_error_file.as_ref()?;
         let source = SettingOrigin::Variable { name: ERROR_FILE.to_owned() };
-        Some(setting("own-error-file", Some(path.display().to_string()), source))
+        Some(setting("own-error-file", known(path), (source, Vec::new())))
     }
 
     fn python(&self) -> Option<SettingLine> {
@@ -383,8 +371,7 @@ impl SettingOrigins<'_> {
             | Entrypoint::RunPath { python, .. } => python,
             Entrypoint::Program { .. } => return None,
         };
-        let value = Some(python.display().to_string());
-        Some(setting("python", value, self.origin_of(&[], &["PYTHON_EXEC"])))
+        Some(setting("python", known(python), self.variable_of(&["PYTHON_EXEC"])))
     }
 }
 

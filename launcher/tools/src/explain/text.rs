@@ -8,6 +8,7 @@ use super::{
 };
 use rankrun_core::device::affinity::format_ranges;
 use rankrun_core::shell::quote::for_people;
+use rankrun_core::spec::stop::StopTarget;
 
 /// Whether the text has colour codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,10 +49,9 @@ pub(super) fn render(explanation: &Explanation, style: Style, shown_settings: Sh
     };
     let settings: Vec<&SettingLine> = explanation.settings.iter().filter(is_shown).collect();
     page.section("settings");
-    page.table(settings.iter().map(|setting| {
-        let value = setting.value.as_ref().map_or_else(|| "-".to_owned(), shown);
-        [setting.name.to_string(), value, origins(setting)]
-    }));
+    page.table(
+        settings.iter().map(|setting| [setting.name.to_string(), value_of(setting), origins(setting)]),
+    );
     let defaults = explanation.settings.len() - settings.len();
     if defaults > 0 {
         page.text.push_str(&format!(
@@ -97,12 +97,25 @@ fn job_rows(explanation: &Explanation) -> Vec<[String; 3]> {
     if !signals.forward.is_empty() {
         rows.push(plain("go to workers", signals.forward.join(", ")));
     }
+    let given = match signals.worker_signal {
+        Some(signal) => format!("{signal}, whichever signal stops the job"),
+        None => "the signal that stops the job".to_owned(),
+    };
+    match signals.worker_signal_to {
+        StopTarget::Auto => {
+            let scope = "Python and rankrun-worker programs alone, others with their group";
+            rows.push(plain("workers get", format!("{given}; {scope}")));
+        }
+        StopTarget::Rank => rows.push(plain("workers get", format!("{given}, each rank alone"))),
+        StopTarget::Group if signals.worker_signal.is_some() => rows.push(plain("workers get", given)),
+        StopTarget::Group => {}
+    }
     let causes: Vec<String> =
         signals.grace_for_seconds.iter().map(|(cause, grace)| format!("; {cause}: {grace} s")).collect();
     let grace = format!("{} s after a stop began{}", signals.grace_seconds, causes.concat());
     rows.push(plain("SIGKILL", grace));
     if let Some(limit) = signals.stuck_seconds {
-        rows.push(plain("stuck", format!("a worker that sits in the kernel for {limit} s has failed")));
+        rows.push(plain("stuck", format!("a worker that is stuck in the kernel for {limit} s has failed")));
     }
     rows.push(plain("restarts", explanation.max_restarts.to_string()));
     let logs = explanation.log_folder.as_ref().map_or_else(|| "none".to_owned(), shown);
@@ -133,7 +146,7 @@ fn node_rows(nodes: &NodesSection) -> Vec<(&'static str, String)> {
         ("nodes", format!("{count}{me}")),
         ("they meet in", format!("a store that is opened by {}", nodes.store_opened_by)),
         ("waits for them", format!("up to {} s {wait}", nodes.join_timeout_seconds)),
-        ("lost", format!("a node that gives no sign of life for {} s is lost", nodes.lease_seconds)),
+        ("lost", format!("a node that sends no heartbeat for {} s is lost", nodes.lease_seconds)),
     ];
     if let Some(addr) = &nodes.local_addr {
         rows.push(("reached at", for_people(addr.as_ref())));
@@ -204,38 +217,46 @@ fn common_variables(workers: &[WorkerPlan]) -> Vec<&Variable> {
 }
 
 fn row(variable: &Variable) -> [String; 3] {
-    let mut origin = match &variable.source {
-        SettingOrigin::Option { name } | SettingOrigin::Variable { name } => name.clone(),
-        SettingOrigin::File { path, line } => format!("{path}:{line}"),
-        SettingOrigin::Default => "default".to_owned(),
+    let mut place = match variable.source {
         SettingOrigin::Launcher => String::new(),
-        SettingOrigin::Because { reason } => (*reason).to_owned(),
+        _ => place(&variable.source),
     };
     if let Some(Text(was)) = &variable.was {
-        let comma = if origin.is_empty() { "" } else { ", " };
-        origin.push_str(&format!("{comma}was {}", for_people(was)));
+        let comma = if place.is_empty() { "" } else { ", " };
+        place.push_str(&format!("{comma}was {}", for_people(was)));
     }
-    [variable.name.to_owned(), shown(&variable.value), origin]
+    [variable.name.to_owned(), shown(&variable.value), place]
+}
+
+/// The value, else the default in words; `-` where nothing is the default.
+fn value_of(setting: &SettingLine) -> String {
+    match (&setting.value, &setting.default) {
+        (Some(value), _) => shown(value),
+        (None, Some(default)) => default.clone(),
+        (None, None) if setting.source == SettingOrigin::Default => "-".to_owned(),
+        (None, None) => "''".to_owned(),
+    }
 }
 
 /// Where the value was set, and which other places set one.
 fn origins(setting: &SettingLine) -> String {
-    let mut text = origin(&setting.source, &setting.name);
+    let mut text = match &setting.source {
+        SettingOrigin::Option { name } if name.strip_prefix("--") == Some(&setting.name) => {
+            "command line".to_owned()
+        }
+        SettingOrigin::Option { name } => format!("command line, {name}"),
+        source => place(source),
+    };
     if !setting.overrides.is_empty() {
-        let others: Vec<String> =
-            setting.overrides.iter().map(|other| origin(other, &setting.name)).collect();
+        let others: Vec<String> = setting.overrides.iter().map(place).collect();
         text.push_str(&format!(", over {}", others.join(" and ")));
     }
     text
 }
 
-fn origin(source: &SettingOrigin, setting: &str) -> String {
+fn place(source: &SettingOrigin) -> String {
     match source {
-        SettingOrigin::Option { name } if name.strip_prefix("--") == Some(setting) => {
-            "command line".to_owned()
-        }
-        SettingOrigin::Option { name } => format!("command line, {name}"),
-        SettingOrigin::Variable { name } => name.clone(),
+        SettingOrigin::Option { name } | SettingOrigin::Variable { name } => name.clone(),
         SettingOrigin::File { path, line } => format!("{path}:{line}"),
         SettingOrigin::Default | SettingOrigin::Launcher => "default".to_owned(),
         SettingOrigin::Because { reason } => (*reason).to_owned(),

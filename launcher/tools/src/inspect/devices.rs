@@ -1,4 +1,4 @@
-//! The text page of `rankrun devices`. Pure: a picture comes in, a page of named cells goes out.
+//! The text page of `rankrun devices`. Pure: a snapshot comes in, a page of named cells goes out.
 //!
 //! The most important facts come first and fit 100 columns: one row per device with its load and heat, its problems,
 //! and its processes. Then the names and addresses of the devices, and the launcher's plan for them.
@@ -11,7 +11,7 @@ use rankrun_core::device::{
 
 use super::fact_text;
 use super::page::{Align, Column, Page, Row, Tone, width};
-use super::picture::{DeviceWarningLine, MachineSnapshot};
+use super::snapshot::{DeviceWarningLine, MachineSnapshot};
 
 /// A longer name is cut, and shown whole in the second table.
 const MAX_NAME_LENGTH: usize = 24;
@@ -51,28 +51,28 @@ const ORDERS: [Column; 3] = [
 ];
 const SOURCES: [Column; 2] = [Column("type", Align::Left), Column("looked for", Align::Left)];
 
-pub(super) fn page(picture: &MachineSnapshot, kind: Option<DeviceType>) -> Page {
+pub(super) fn page(snapshot: &MachineSnapshot, kind: Option<DeviceType>) -> Page {
     let mut page = Page::default();
-    let title = [("title", &*format!("{}: {}", picture.host, summary(picture, kind)), Tone::Heading)];
+    let title = [("title", &*format!("{}: {}", snapshot.host, summary(snapshot, kind)), Tone::Heading)];
     page.line("title", &title);
-    let devices = || picture.machine.accelerators.iter().enumerate();
-    page.section(&STATES, devices().map(|(at, device)| state_row(picture, at, device)).collect());
-    warnings(&mut page, picture);
-    processes(&mut page, picture);
-    page.section(&PLACES, devices().map(|(at, device)| place_row(picture, at, device)).collect());
-    orders(&mut page, picture);
+    let devices = || snapshot.machine.accelerators.iter().enumerate();
+    page.section(&STATES, devices().map(|(at, device)| state_row(snapshot, at, device)).collect());
+    warnings(&mut page, snapshot);
+    processes(&mut page, snapshot);
+    page.section(&PLACES, devices().map(|(at, device)| place_row(snapshot, at, device)).collect());
+    orders(&mut page, snapshot);
     if devices().next().is_none() {
-        sources(&mut page, &picture.machine);
+        sources(&mut page, &snapshot.machine);
     }
-    processors(&mut page, &picture.machine, &picture.affinity);
+    processors(&mut page, &snapshot.machine, &snapshot.affinity);
     page
 }
 
 /// `2 cuda devices, 1 rocm device`; MIG instances are devices, and the card that they share is not.
-fn summary(picture: &MachineSnapshot, kind: Option<DeviceType>) -> String {
+fn summary(snapshot: &MachineSnapshot, kind: Option<DeviceType>) -> String {
     let of = |kind: DeviceType| {
         let is_device = |device: &&Accelerator| device.kind == kind && device.part != Part::MigParent;
-        picture.machine.accelerators.iter().filter(is_device).count()
+        snapshot.machine.accelerators.iter().filter(is_device).count()
     };
     let noun = |kind: DeviceType| format!("{kind} device");
     let counts: Vec<String> = DeviceType::ALL
@@ -81,7 +81,7 @@ fn summary(picture: &MachineSnapshot, kind: Option<DeviceType>) -> String {
         .map(|kind| fact_text::count(of(kind), &noun(kind)))
         .collect();
     match (counts.is_empty(), kind) {
-        (true, _) if picture.is_blind() => "the accelerators are not known".to_owned(),
+        (true, _) if snapshot.is_blind() => "the accelerators are not known".to_owned(),
         (true, None | Some(DeviceType::Cpu)) => "no accelerators".to_owned(),
         (true, Some(kind)) => format!("no {kind} devices"),
         (false, _) => counts.join(", "),
@@ -98,9 +98,9 @@ fn key(table: &str, device: &Accelerator) -> String {
     format!("{table}/{}/{}", device.kind, number(device))
 }
 
-fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
+fn state_row(snapshot: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
     let worst =
-        picture.warnings.iter().filter(|warning| warning.device == Some(at)).map(|warning| warning.severity);
+        snapshot.warnings.iter().filter(|warning| warning.device == Some(at)).map(|warning| warning.severity);
     let tone = worst.max().map_or(Tone::Plain, tone_of);
     let nothing = DeviceState::default();
     let state = device.state.as_deref().unwrap_or(&nothing);
@@ -122,7 +122,7 @@ fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
         .toned(throttle.0, throttle.1)
 }
 
-fn place_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
+fn place_row(snapshot: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
     let capability = device.state.as_ref().and_then(|state| state.compute_capability);
     let capability = capability.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
     let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
@@ -134,7 +134,7 @@ fn place_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
         .cell(capability)
         .cell(number(device.module_id))
         .cell(device.uuid.clone().unwrap_or_default())
-        .toned(picture.hidden_by[at].clone().unwrap_or_default(), Tone::Warning)
+        .toned(snapshot.hidden_by[at].clone().unwrap_or_default(), Tone::Warning)
         .cell(full_name)
 }
 
@@ -154,17 +154,17 @@ const fn tone_of(severity: Severity) -> Tone {
 }
 
 /// Troubles of the probes and of devices. This user's own processes are in the table of processes.
-fn warnings(page: &mut Page, picture: &MachineSnapshot) {
+fn warnings(page: &mut Page, snapshot: &MachineSnapshot) {
     let shown: Vec<&DeviceWarningLine> =
-        picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
-    add_probe_problems(page, &picture.machine);
-    if !shown.is_empty() && !picture.machine.troubles.iter().any(fact_text::is_serious) {
+        snapshot.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
+    add_probe_problems(page, &snapshot.machine);
+    if !shown.is_empty() && !snapshot.machine.troubles.iter().any(fact_text::is_serious) {
         page.blank();
     }
     for warning in shown {
         let label = if warning.severity == Severity::Fatal { "error:" } else { "warning:" };
         let subject =
-            warning.device.and_then(|at| picture.machine.accelerators.get(at)).map(fact_text::device);
+            warning.device.and_then(|at| snapshot.machine.accelerators.get(at)).map(fact_text::device);
         let subject = subject.map(|subject| format!("{subject}: ")).unwrap_or_default();
         let text = format!(" {subject}{}", warning.text);
         // The same warning with other numbers is the same line, changed.
@@ -174,11 +174,11 @@ fn warnings(page: &mut Page, picture: &MachineSnapshot) {
     }
 }
 
-fn processes(page: &mut Page, picture: &MachineSnapshot) {
+fn processes(page: &mut Page, snapshot: &MachineSnapshot) {
     let mut rows = Vec::new();
-    for device in &picture.machine.accelerators {
+    for device in &snapshot.machine.accelerators {
         for process in device.state.iter().flat_map(|state| &state.processes) {
-            rows.push(process_row(device, process, picture.own_uid));
+            rows.push(process_row(device, process, snapshot.own_uid));
         }
     }
     page.section(&PROCESSES, rows);
@@ -199,19 +199,19 @@ fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> R
 }
 
 /// The orders, if the devices have more than one.
-fn orders(page: &mut Page, picture: &MachineSnapshot) {
+fn orders(page: &mut Page, snapshot: &MachineSnapshot) {
     let kinds: Vec<DeviceType> = DeviceType::ALL
         .into_iter()
-        .filter(|kind| picture.orders.iter().any(|order| order.kind == *kind && !is_trivial(&order.devices)))
+        .filter(|kind| snapshot.orders.iter().any(|order| order.kind == *kind && !is_trivial(&order.devices)))
         .collect();
-    let rows: Vec<Row> = picture
+    let rows: Vec<Row> = snapshot
         .orders
         .iter()
         .filter(|order| kinds.contains(&order.kind))
         .map(|order| {
             let (text, tone) = match &order.devices {
                 Ok(devices) => {
-                    let index = |at: &usize| number(&picture.machine.accelerators[*at]);
+                    let index = |at: &usize| number(&snapshot.machine.accelerators[*at]);
                     (devices.iter().map(index).collect::<Vec<_>>().join(" "), Tone::Plain)
                 }
                 Err(why) => (why.clone(), Tone::Faint),

@@ -6,7 +6,7 @@ use rankrun_core::device::{
     Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
-use super::picture::{MachineSnapshot, SnapshotContext};
+use super::snapshot::{MachineSnapshot, SnapshotContext};
 
 pub(super) const GIB: u64 = 1 << 30;
 pub(super) const OWN: u32 = 1000;
@@ -115,8 +115,8 @@ pub(super) fn machine_without_devices() -> Machine {
     Machine { troubles: problems, cpus: Some(cpus()), ..Machine::default() }
 }
 
-/// The picture of a machine for a user with `cuda` as the inherited `CUDA_VISIBLE_DEVICES`.
-pub(super) fn picture(machine: Machine, kind: Option<DeviceType>, cuda: Option<&str>) -> MachineSnapshot {
+/// The snapshot of a machine for a user with `cuda` as the inherited `CUDA_VISIBLE_DEVICES`.
+pub(super) fn snapshot(machine: Machine, kind: Option<DeviceType>, cuda: Option<&str>) -> MachineSnapshot {
     let inherited = InheritedVariables { cuda: cuda.map(Into::into), ..InheritedVariables::default() };
     MachineSnapshot::of(machine, kind, &context(&inherited, &|| Err("libcuda.so.1 is not there".to_owned())))
 }

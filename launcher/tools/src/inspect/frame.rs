@@ -1,4 +1,4 @@
-//! One picture on a terminal, drawn over the one before. Pure: pages and size in, bytes out.
+//! One snapshot on a terminal, drawn over the one before. Pure: pages and size in, bytes out.
 //!
 //! Control sequences are those of ECMA-48, and xterm's private modes, which every terminal of today knows.
 
@@ -32,9 +32,9 @@ impl Size {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The command, its interval, and the time of the picture.
+    /// The command, its interval, and the time of the snapshot.
     pub(super) title: String,
-    /// Why this is not the newest picture.
+    /// Why this is not the newest snapshot.
     pub(super) problem: Option<String>,
 }
 

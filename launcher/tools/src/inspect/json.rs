@@ -12,7 +12,7 @@ use rankrun_core::device::{
     PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
-use super::picture::MachineSnapshot;
+use super::snapshot::MachineSnapshot;
 use super::topo::{Topology, link_name};
 
 /// The shape of both objects. They grow without a new number; a field that is there keeps its name and meaning.
@@ -146,28 +146,28 @@ struct ProblemAnswer<'a> {
     text: String,
 }
 
-/// The picture as one object, with a newline behind it.
-pub(super) fn devices(picture: &MachineSnapshot) -> Vec<u8> {
-    let machine = &picture.machine;
-    let all = machine.accelerators.iter().zip(&picture.hidden_by);
-    let orders = picture.orders.iter().map(|known| OrderAnswer {
+/// The snapshot as one object, with a newline behind it.
+pub(super) fn devices(snapshot: &MachineSnapshot) -> Vec<u8> {
+    let machine = &snapshot.machine;
+    let all = machine.accelerators.iter().zip(&snapshot.hidden_by);
+    let orders = snapshot.orders.iter().map(|known| OrderAnswer {
         r#type: known.kind,
         order: known.order.as_str(),
         devices: known.devices.as_deref().ok(),
         error: known.devices.as_ref().err().map(String::as_str),
     });
-    let warnings = picture.warnings.iter().map(|warning| WarningAnswer {
+    let warnings = snapshot.warnings.iter().map(|warning| WarningAnswer {
         device: warning.device,
         severity: warning.severity.as_str(),
         text: &warning.text,
     });
     object(&DevicesAnswer {
         version: VERSION,
-        host: &picture.host,
-        devices: all.map(|(one, hidden)| device(one, hidden.as_deref(), picture.own_uid)).collect(),
+        host: &snapshot.host,
+        devices: all.map(|(one, hidden)| device(one, hidden.as_deref(), snapshot.own_uid)).collect(),
         links: links(machine),
         nics: machine.nics.iter().map(nic).collect(),
-        cpus: machine.cpus.as_ref().map(|layout| cpus(layout, &picture.affinity)),
+        cpus: machine.cpus.as_ref().map(|layout| cpus(layout, &snapshot.affinity)),
         orders: orders.collect(),
         warnings: warnings.collect(),
         troubles: machine.troubles.iter().chain(&machine.made_good).map(problem_answer).collect(),

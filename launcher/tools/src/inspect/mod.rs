@@ -3,10 +3,10 @@
 //! | file | what it does |
 //! |---|---|
 //! | `second_probe` | a second, shorter probe where the first one lost everything |
-//! | `picture` | machine, variables and driver → all facts that are shown (pure) |
+//! | `snapshot` | machine, variables and driver → all facts that are shown (pure) |
 //! | `fact_text` | facts in words (pure) |
 //! | `page` | lines of named cells (pure) |
-//! | `devices` | picture → page (pure) |
+//! | `devices` | snapshot → page (pure) |
 //! | `topo` | machine → matrix and page (pure) |
 //! | `json` | both for programs (pure) |
 //! | `frame` | a page drawn over the one before (pure) |
@@ -20,8 +20,8 @@ mod fact_text;
 mod frame;
 mod json;
 pub(crate) mod page;
-mod picture;
 mod second_probe;
+mod snapshot;
 mod terminal;
 mod topo;
 mod watch;
@@ -31,13 +31,13 @@ use std::io;
 use std::time::Duration;
 
 use crate::explain::Style;
-use picture::{MachineSnapshot, SnapshotContext};
 use rankrun_core::device::visibility::{AskCuda, InheritedVariables};
 use rankrun_core::device::{DeviceType, Machine, ProbeScope};
 use rankrun_core::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use rankrun_core::facts::{Facts, StandardStream};
 use rankrun_core::spec::OutputFormat;
 use rankrun_host::system::short_hostname;
+use snapshot::{MachineSnapshot, SnapshotContext};
 
 const EVERYTHING: ProbeScope = ProbeScope { state: true, links: true, cpus: true };
 
@@ -105,7 +105,9 @@ impl InspectError {
             Self::NoSuchDevice { .. } => {
                 Some("`rankrun devices` lists all of them, with what was looked for")
             }
-            Self::NoTerminal => Some("for programs there is `rankrun devices --json`, once for each picture"),
+            Self::NoTerminal => {
+                Some("for programs there is `rankrun devices --json`, once for each snapshot")
+            }
             Self::NoCursor => Some("call `rankrun devices` again and again, or set `TERM`"),
             Self::Terminal(_) => None,
         }
@@ -164,14 +166,14 @@ fn render_devices(
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
     let machine = probe_machine(EVERYTHING, question, facts);
-    let picture = snapshot_of(machine, facts, kind, &cuda_order).filter_ids(ids)?;
+    let snapshot = snapshot_of(machine, facts, kind, &cuda_order).filter_ids(ids)?;
     let text = match question.mode {
-        OutputMode::Once(OutputFormat::Json) => json::devices(&picture),
+        OutputMode::Once(OutputFormat::Json) => json::devices(&snapshot),
         OutputMode::Once(OutputFormat::Text) | OutputMode::Watch(_) => {
-            devices::page(&picture, kind).render(style).into_bytes()
+            devices::page(&snapshot, kind).render(style).into_bytes()
         }
     };
-    Ok(InspectOutput { text, status: status(picture.is_blind()) })
+    Ok(InspectOutput { text, status: status(snapshot.is_blind()) })
 }
 
 fn render_topology(question: &InspectRequest, facts: &Facts, style: Style) -> InspectOutput {

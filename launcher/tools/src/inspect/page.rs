@@ -1,4 +1,4 @@
-//! Lines of cells that know their names, so that two pictures can be compared cell by cell. Pure.
+//! Lines of cells that know their names, so that two snapshots can be compared cell by cell. Pure.
 
 use crate::explain::Style;
 use rankrun_core::plain::plain;
@@ -30,7 +30,7 @@ impl Tone {
 /// A text at its place in a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cell {
-    /// By which it is found again in the same line of the next picture.
+    /// By which it is found again in the same line of the next snapshot.
     pub(crate) name: &'static str,
     pub(crate) before: usize,
     pub(crate) text: String,
@@ -39,7 +39,7 @@ pub(crate) struct Cell {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// By which it is found again in the next picture.
+    /// By which it is found again in the next snapshot.
     pub(crate) key: String,
     pub(crate) cells: Vec<Cell>,
 }

@@ -25,7 +25,7 @@ pub(super) fn probe_with_retry(
     merge_probes(first, second, ask)
 }
 
-/// The same question without the parts that libraries stumble over.
+/// The same question without the parts at which libraries may fail.
 pub(super) const fn reduced_scope(ask: ProbeScope) -> ProbeScope {
     ProbeScope { state: false, links: false, cpus: ask.cpus }
 }

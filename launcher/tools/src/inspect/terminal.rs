@@ -24,7 +24,7 @@ pub(super) struct Terminal {
     output: OwnedFd,
     /// The modes that were found, while they are not in force; none where we are not typed to.
     modes: Option<Termios>,
-    /// Whether our picture is on it.
+    /// Whether our snapshot is on it.
     is_taken: bool,
 }
 
@@ -80,7 +80,7 @@ impl Terminal {
         tcgetwinsize(&self.output).map_or(Size::of(0, 0), |size| Size::of(size.ws_col, size.ws_row))
     }
 
-    /// Writes; a stuck terminal's remaining bytes are dropped, and the next picture overwrites it.
+    /// Writes; a stuck terminal's remaining bytes are dropped, and the next snapshot overwrites it.
     pub(super) fn write(&self, bytes: &[u8]) {
         write_while_ready(self.output.as_fd(), bytes, WRITE_TIMEOUT);
     }

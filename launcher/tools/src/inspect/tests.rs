@@ -21,7 +21,7 @@ fn topo(kind: OutputMode) -> InspectRequest {
 }
 
 fn run_inspect(machine: Machine, question: InspectRequest) -> Result<InspectOutput, InspectError> {
-    inspect(&question, &FakeWorld::new().machine(machine).facts(&[]), Style::Plain, true)
+    inspect(&question, &FakeWorld::default().machine(machine).facts(&[]), Style::Plain, true)
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `rankrun topo`: how the devices are joined, as the matrix of `nvidia-smi topo -m`. Pure.
+//! `rankrun topo`: how the devices are joined, as the matrix of `nvidia-smi topo -m`. It words the links that the probes
+//! have found, and looks for none itself. Pure.
 
 use rankrun_core::device::affinity::format_ranges;
 use rankrun_core::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};

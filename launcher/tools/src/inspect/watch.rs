@@ -1,7 +1,7 @@
-//! `rankrun devices --watch`: probes the machine repeatedly, and draws each picture over the one before.
+//! `rankrun devices --watch`: probes the machine repeatedly, and draws each snapshot over the one before.
 //!
 //! Everything is one `poll`: keys, signals, the probes of the current look, and the time. So a library that hangs
-//! does not delay keys or signals: the last good picture stays, and says that it is old.
+//! does not delay keys or signals: the last good snapshot stays, and says that it is old.
 #![expect(clippy::disallowed_methods, reason = "the clock says when to look again, and what time it is")]
 
 use std::cell::OnceCell;
@@ -24,7 +24,7 @@ use rankrun_host::reporter::local_time::LocalTime;
 
 use super::frame::{Header, Size, draw};
 use super::page::Page;
-use super::picture::MachineSnapshot;
+use super::snapshot::MachineSnapshot;
 use super::terminal::Terminal;
 use super::{EVERYTHING, InspectError, devices, fact_text, second_probe, snapshot_of};
 
@@ -48,7 +48,7 @@ pub(super) struct WatchSubject<'a> {
 /// An action of the loop: a key, a signal or a hangup asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WatchInput {
-    Look,
+    Refresh,
     Resized,
     Suspended,
     End(ExitStatus),
@@ -65,7 +65,7 @@ struct DrawnScreen {
     shown: Option<ShownSnapshot>,
     /// The previous page, to mark changes.
     before: Option<Page>,
-    /// The reason why the shown picture is not the newest.
+    /// The reason why the shown snapshot is not the newest.
     problem: Option<String>,
 }
 
@@ -127,9 +127,9 @@ pub(super) fn watch(
     Ok(watch.run()?)
 }
 
-fn shown(picture: MachineSnapshot, watched: WatchSubject<'_>) -> ShownSnapshot {
-    let page = devices::page(&picture, watched.kind);
-    ShownSnapshot { machine: picture.machine, page, at: Instant::now() }
+fn shown(snapshot: MachineSnapshot, watched: WatchSubject<'_>) -> ShownSnapshot {
+    let page = devices::page(&snapshot, watched.kind);
+    ShownSnapshot { machine: snapshot.machine, page, at: Instant::now() }
 }
 
 impl WatchLoop<'_> {
@@ -141,7 +141,7 @@ impl WatchLoop<'_> {
             self.advance();
             self.sleep()?;
             match self.next_input()? {
-                Some(WatchInput::Look) => self.next = Instant::now(),
+                Some(WatchInput::Refresh) => self.next = Instant::now(),
                 Some(WatchInput::Resized) => self.draw(),
                 Some(WatchInput::Suspended) => {
                     // Its time would run out while this process is stopped.
@@ -208,10 +208,10 @@ impl WatchLoop<'_> {
                 Some(first) => second_probe::merge_probes(first, found, EVERYTHING),
             };
             let ask = || self.cuda_order.clone();
-            // A missing device is not an error here: the picture then shows all remaining ones.
-            let picture = snapshot_of(machine, self.facts, self.watched.kind, &ask);
-            let picture = picture.clone().filter_ids(self.watched.ids).unwrap_or(picture);
-            self.screen.show(shown(picture, self.watched));
+            // A missing device is not an error here: the snapshot then shows all remaining ones.
+            let snapshot = snapshot_of(machine, self.facts, self.watched.kind, &ask);
+            let snapshot = snapshot.clone().filter_ids(self.watched.ids).unwrap_or(snapshot);
+            self.screen.show(shown(snapshot, self.watched));
             self.next = now + self.watched.every;
             self.draw();
         } else {
@@ -253,7 +253,7 @@ impl WatchLoop<'_> {
 }
 
 impl DrawnScreen {
-    /// Takes a new picture, unless the probe had a problem that the last one had not.
+    /// Takes a new snapshot, unless the probe had a problem that the last one had not.
     fn show(&mut self, new: ShownSnapshot) {
         match &self.shown {
             Some(old) => {
@@ -272,12 +272,12 @@ impl DrawnScreen {
         let title = format!("rankrun devices   every {} s   {now}   q ends", watched.every.as_secs_f64());
         let age = shown.at.elapsed().as_secs();
         let problem = waiting.or_else(|| self.problem.clone());
-        let problem = problem.map(|text| format!("{text}; this picture is {age} s old"));
+        let problem = problem.map(|text| format!("{text}; this snapshot is {age} s old"));
         draw(&Header { title, problem }, &shown.page, self.before.as_ref(), size, style)
     }
 }
 
-/// The problem that makes the new picture worse than the old one.
+/// The problem that makes the new snapshot worse than the old one.
 fn new_problem(new: &Machine, old: &Machine) -> Option<String> {
     let was_there = |source: &str| {
         let serious = old.troubles.iter().filter(|problem| fact_text::is_serious(problem));
@@ -325,7 +325,7 @@ fn parse_keys(typed: &[u8]) -> Option<WatchInput> {
         _ if typed.iter().any(|key| matches!(key, b'q' | b'Q' | &END_OF_INPUT)) => {
             Some(WatchInput::End(ExitStatus::SUCCESS))
         }
-        _ if typed.iter().any(|key| matches!(key, b' ' | b'\n' | b'\r')) => Some(WatchInput::Look),
+        _ if typed.iter().any(|key| matches!(key, b' ' | b'\n' | b'\r')) => Some(WatchInput::Refresh),
         _ => None,
     }
 }
@@ -374,7 +374,7 @@ mod tests {
             (&b"q"[..], end),
             (b"xQ", end),
             (b"\x04", end),
-            (b" ", Some(WatchInput::Look)),
+            (b" ", Some(WatchInput::Refresh)),
             (b"x", None),
             (b"\x1b[A", None),
             (b"\x1bOq", None),

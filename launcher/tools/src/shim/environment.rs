@@ -121,7 +121,7 @@ mod tests {
     fn world() -> FakeWorld {
         let programs =
             ["/a/bin/python", "/a/bin/rankrun", "/b/bin/python3", "/c/bin/python", "/usr/bin/python3"];
-        programs.into_iter().fold(FakeWorld::new(), FakeWorld::program).program("/usr/bin/rankrun")
+        programs.into_iter().fold(FakeWorld::default(), FakeWorld::program).program("/usr/bin/rankrun")
     }
 
     fn choose(named: Option<&str>, argv0: &str, environment: &[(&str, &str)]) -> Result<String, String> {

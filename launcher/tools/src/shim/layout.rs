@@ -1,4 +1,5 @@
-//! The paths of the shim's files in an environment, and the text of each file. Pure.
+//! The paths of the shim's files in an environment, and the text of each file. `plan` orders the changes and `disk`
+//! makes them. Pure.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! `rankrun shim status`: the program behind each way of calling torchrun, as a table and as JSON. Pure.
+//! `rankrun shim status`: the program behind each way of calling torchrun, as a table and as JSON. `disk` reads the
+//! state of the environment. Pure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -26,9 +26,9 @@ pub(super) fn parse_placement(line: &str) -> String {
     format!("{} of {}, node {} of {}", of("rank"), of("world"), of("node"), of("nodes"))
 }
 
-/// All seats of all agents, sorted.
+/// The placements of all workers of all agents, sorted.
 pub(super) fn sorted_placements(outcomes: &[Outcome]) -> Vec<String> {
-    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
+    let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("place rank="));
     let mut placements: Vec<_> = lines.map(|line| parse_placement(&line)).collect();
     placements.sort();
     placements

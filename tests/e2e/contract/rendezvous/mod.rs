@@ -21,7 +21,7 @@ fn two_nodes() {
     let found = run_both_expect_equal(|name| {
         let store = Store::open();
         let outcomes =
-            run_together([0, 1].map(|_| hostless_agent_launch(name, &store, "2", JOINS).worker(["seat"])));
+            run_together([0, 1].map(|_| hostless_agent_launch(name, &store, "2", JOINS).worker(["place"])));
         (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
@@ -33,7 +33,7 @@ fn same_machine_host() {
     let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let outcomes =
-            run_together([0, 1].map(|_| agent_launch(name, &endpoint, "2", JOINS).worker(["seat"])));
+            run_together([0, 1].map(|_| agent_launch(name, &endpoint, "2", JOINS).worker(["place"])));
         (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
@@ -45,7 +45,7 @@ fn node_order() {
     let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let of = |address: &str| agent_launch(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
-        let outcomes = run_together(["localhost", "127.0.0.1"].map(|address| of(address).worker(["seat"])));
+        let outcomes = run_together(["localhost", "127.0.0.1"].map(|address| of(address).worker(["place"])));
         outcomes.iter().map(|outcome| sorted_placements(std::slice::from_ref(outcome))).collect::<Vec<_>>()
     });
     assert_eq!(found, [[WORLD_OF_TWO[1]], [WORLD_OF_TWO[0]]]);
@@ -56,7 +56,7 @@ fn elastic_min() {
     let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let conf = format!("{JOINS},last_call_timeout=3");
-        let outcomes = run_together([agent_launch(name, &endpoint, "1:2", &conf).worker(["seat"])]);
+        let outcomes = run_together([agent_launch(name, &endpoint, "1:2", &conf).worker(["place"])]);
         (exit_codes(&outcomes), sorted_placements(&outcomes), outcomes[0].took >= Duration::from_secs(3))
     });
     assert_eq!(found, (vec![Some(0)], ALONE.map(str::to_owned).to_vec(), true));
@@ -69,7 +69,7 @@ fn elastic_max() {
         // Longer than the test may take: an agent that waits for the last call fails it.
         let conf = "join_timeout=1000,last_call_timeout=900";
         let outcomes =
-            run_together([0, 1].map(|_| agent_launch(name, &endpoint, "1:2", conf).worker(["seat"])));
+            run_together([0, 1].map(|_| agent_launch(name, &endpoint, "1:2", conf).worker(["place"])));
         (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
@@ -80,7 +80,7 @@ fn elastic_max() {
 fn join_timeout() {
     let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
-        let outcomes = run_together([agent_launch(name, &endpoint, "2", "join_timeout=4").worker(["seat"])]);
+        let outcomes = run_together([agent_launch(name, &endpoint, "2", "join_timeout=4").worker(["place"])]);
         (exit_codes(&outcomes), sorted_placements(&outcomes), outcomes[0].took >= Duration::from_secs(4))
     });
     assert_eq!(found, (vec![Some(1)], vec![], true));
@@ -91,7 +91,7 @@ fn no_store() {
     let found = run_both_expect_equal(|name| {
         let endpoint = format!("127.0.0.1:{}", free_port());
         let launch = agent_launch(name, &endpoint, "2", "is_host=0,read_timeout=4");
-        exit_codes(&run_together([launch.worker(["seat"])]))
+        exit_codes(&run_together([launch.worker(["place"])]))
     });
     assert_eq!(found, [Some(1)]);
 }
@@ -107,7 +107,7 @@ fn static_node_launch(name: Name, nodes: &str, rank: &str, port: u16, conf: &str
 fn static_two() {
     let found = run_both_expect_equal(|name| {
         let port = free_port();
-        let of = |rank| static_node_launch(name, "2", rank, port, "timeout=60").worker(["seat"]);
+        let of = |rank| static_node_launch(name, "2", rank, port, "timeout=60").worker(["place"]);
         let outcomes = run_together(["1", "0"].map(of));
         let master = format!(" addr=127.0.0.1 port={port} ");
         let has_master = outcomes.iter().all(|outcome| outcome.lines_with(&master).len() == 1);
@@ -123,7 +123,7 @@ fn static_two() {
 fn static_no_peer() {
     let found = run_both_expect_equal(|name| {
         // Each alone, on a port of its own.
-        let of = |rank| static_node_launch(name, "2", rank, free_port(), "timeout=4").worker(["seat"]);
+        let of = |rank| static_node_launch(name, "2", rank, free_port(), "timeout=4").worker(["place"]);
         let outcomes = run_together(["0", "1"].map(of));
         (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
@@ -137,10 +137,10 @@ fn start_with_spare(name: Name, store: &Store, gate: &Gate) -> (Job, Job) {
     let own = || {
         hostless_agent_launch(name, store, "1", &conf)
             .args(lease_options(name))
-            .worker(["seat", &gate.step()])
+            .worker(["place", &gate.step()])
     };
     let first = own().start();
-    first.wait_for_line("seat rank=");
+    first.wait_for_line("place rank=");
     (first, own().start())
 }
 
@@ -162,7 +162,7 @@ fn spare() {
         second.wait_for_line("spare");
         gate.open(1);
         first.wait().expect_exit_code(0);
-        second.wait().expect_exit_code(0).expect_absent("seat rank=");
+        second.wait().expect_exit_code(0).expect_absent("place rank=");
     }
 }
 
@@ -175,7 +175,7 @@ fn spare_takes_over() {
         for process in first.processes() {
             process.signal(Signal::SIGKILL);
         }
-        second.wait_for_line("seat rank=");
+        second.wait_for_line("place rank=");
         gate.open(1);
         let outcome = second.wait();
         (outcome.status.code(), sorted_placements(&[outcome]))
@@ -187,7 +187,7 @@ fn spare_takes_over() {
 fn closed() {
     let found = run_both_expect_equal(|name| {
         let store = Store::open();
-        let own = || hostless_agent_launch(name, &store, "1", JOINS).worker(["seat"]);
+        let own = || hostless_agent_launch(name, &store, "1", JOINS).worker(["place"]);
         let outcomes = [own().run(), own().run()];
         (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
@@ -203,14 +203,14 @@ fn fail_restarts_all() {
         // The first address has rank 0.
         let own = |address: &str| {
             let launch = agent_launch(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
-            launch.args(["--max-restarts", "1"]).worker(["seat", &step])
+            launch.args(["--max-restarts", "1"]).worker(["place", &step])
         };
         let outcomes = run_together([own("127.0.0.1"), own("localhost")]);
-        let placements = outcomes[1].lines_with("seat rank=");
+        let placements = outcomes[1].lines_with("place rank=");
         let attempt_counts: Vec<_> = outcomes
             .iter()
             .map(|outcome| {
-                let lines = outcome.lines_with("seat rank=");
+                let lines = outcome.lines_with("place rank=");
                 lines.iter().filter_map(|line| field(line, "attempt").map(str::to_owned)).collect::<Vec<_>>()
             })
             .collect();
@@ -228,7 +228,11 @@ fn fail_restarts_all() {
 #[track_caller]
 fn elastic_agent_launch(name: Name, endpoint: &str, nodes: &str, gate: &Gate) -> Launch {
     let conf = format!("{JOINS},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3");
-    agent_launch(name, endpoint, nodes, &conf).args(lease_options(name)).worker(["seat", "sum", &gate.step()])
+    agent_launch(name, endpoint, nodes, &conf).args(lease_options(name)).worker([
+        "place",
+        "sum",
+        &gate.step(),
+    ])
 }
 
 #[test]
@@ -240,7 +244,7 @@ fn scale_up() {
         let scratch = Scratch::new();
         let (gate, endpoint) = (Gate::new(&scratch, "gate"), format!("localhost:{}", free_port()));
         let first = elastic_agent_launch(*name, &endpoint, "1:2", &gate).start();
-        assert_eq!(parse_placement(&first.wait_for_line("seat rank=")), ALONE[0]);
+        assert_eq!(parse_placement(&first.wait_for_line("place rank=")), ALONE[0]);
         let second = elastic_agent_launch(*name, &endpoint, "1:2", &gate).start();
         first.wait_for_line("sum rank=0 world=2 total=3");
         second.wait_for_line("sum rank=1 world=2 total=3");
@@ -262,7 +266,7 @@ fn replace() {
         let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
         let own = || {
             hostless_agent_launch(*name, &store, "2", &conf).args(lease_options(*name)).worker([
-                "seat",
+                "place",
                 "sum",
                 &gate.step(),
             ])
@@ -291,7 +295,7 @@ fn peer_fails() {
         let endpoint = format!("localhost:{}", free_port());
         let own = |address: &str| {
             let launch = agent_launch(*name, &endpoint, "2", JOINS).args(["--local-addr", address]);
-            launch.worker(["seat", "sum", "rank0:exit=3", "forever"]).start()
+            launch.worker(["place", "sum", "rank0:exit=3", "forever"]).start()
         };
         let outcomes = ["127.0.0.1", "localhost"].map(own).map(Job::wait);
         let expected = [name.code(3), 1].map(Some);
@@ -306,7 +310,7 @@ fn clock_skew() {
     }
     for name in Name::both() {
         let endpoint = format!("localhost:{}", free_port());
-        let own = || agent_launch(*name, &endpoint, "2", JOINS).worker(["seat", "sum"]);
+        let own = || agent_launch(*name, &endpoint, "2", JOINS).worker(["place", "sum"]);
         let slow = own().env("LD_PRELOAD", library("fake_clock")).env("FAKE_CLOCK_SHIFT", "-20").start();
         let outcomes = [slow, own().start()].map(Job::wait);
         assert_eq!(exit_codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
@@ -321,7 +325,7 @@ fn mixed() {
     let pairs = endpoints.iter().zip([["1", "0"], ["0", "1"]]).map(|(endpoint, hosts)| {
         let names = [Name::Rankrun, Name::Reference];
         let own = |(name, host): (Name, &str)| {
-            agent_launch(name, endpoint, "2", &format!("{JOINS},is_host={host}")).worker(["seat"]).start()
+            agent_launch(name, endpoint, "2", &format!("{JOINS},is_host={host}")).worker(["place"]).start()
         };
         let mut both = names.into_iter().zip(hosts).map(own);
         [both.next().expect("two"), both.next().expect("two")]

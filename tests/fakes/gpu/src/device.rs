@@ -62,7 +62,7 @@ pub(crate) fn fresh_handle() -> usize {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
 
-/// One call: a wished error or its own, as a code.
+/// One call: a requested error or its own, as a code.
 pub(crate) fn call(function: &str, act: impl FnOnce() -> Answer) -> c_int {
     enter(function, None).unwrap_or_else(|| act().err().unwrap_or(0))
 }

@@ -15,7 +15,7 @@ use crate::world::{Comm, SUCCESS};
 /// As a call that was interrupted.
 pub(crate) const INTERRUPTED: c_int = 3;
 /// So many looks are without a pause.
-const EAGER_LOOKS: u32 = 100;
+const EAGER_POLLS: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(50);
 
 thread_local! {
@@ -160,7 +160,7 @@ fn run(mut works: Vec<Work>) -> c_int {
             }
         }
         polls = if has_moved { 0 } else { polls.saturating_add(1) };
-        if polls > EAGER_LOOKS {
+        if polls > EAGER_POLLS {
             std::thread::sleep(PAUSE);
         } else if polls > 0 {
             std::thread::yield_now();

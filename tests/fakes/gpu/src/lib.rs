@@ -16,7 +16,7 @@
 //! - **NCCL** works among processes and threads of one machine, each rank on a device of its own. A call returns when all ranks
 //!   have made it, or with an error once its communicator is aborted; nothing is left behind by ranks that are killed.
 //!
-//! Without the word `devices` there is one device that believes everything: any address is its memory, any number a stream, and
+//! Without the word `devices` there is one device that checks nothing: any address is its memory, any number a stream, and
 //! the calls of a world of more than one rank exchange nothing. That is for tests of the watchdog over these calls.
 //!
 //! # What goes wrong on request

@@ -88,7 +88,7 @@ impl Wire {
     }
 
     pub(crate) fn slots(&self) -> &[Slot] {
-        // SAFETY: they are at the beginning, and zeros are seats.
+        // SAFETY: they are at the beginning, and zeros are valid slots.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.ranks) }
     }
 

@@ -33,7 +33,7 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     info: *mut PciInfo,
 ) -> c_int {
     of_device("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |about| {
-        // A switch has an address of its own, which is no card's.
+        // A switch has an address that no card has.
         let switch = Pci { domain: 0, bus: 0xf0, device: 0, function: 0 };
         let remote = link(about, number)?.map_or(switch, |card| about.machine.cards[card].pci);
         // SAFETY: the caller gives a place for the structure.

@@ -1,4 +1,5 @@
-//! The store: its wire protocol and its state, both without IO.
+//! The store through which launchers and workers meet: its wire protocol (`protocol`) and its state (`keyspace`), both
+//! without IO. The launcher's server and the clients of launcher and workers own the sockets.
 
 pub mod keyspace;
 pub mod protocol;

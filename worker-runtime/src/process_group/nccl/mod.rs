@@ -1,4 +1,5 @@
-//! The backend on NVIDIA GPUs. It loads NCCL's library at run time.
+//! The backend on NVIDIA GPUs. It loads NCCL's library at run time, joins the ranks over the store, and watches the
+//! calls, so that one that hangs ends with an error. Device pointers and streams come from the program, which owns them.
 
 mod call_log;
 mod call_numbers;

@@ -54,7 +54,7 @@ impl Peers {
         Self { streams: streams.into_iter().map(|stream| stream.map(peer)).collect() }
     }
 
-    /// Waits for a message, a write to `bell`, or the deadline.
+    /// Waits for a message, a write to `wakeup`, or the deadline.
     pub(super) fn wait(&self, wakeup: BorrowedFd<'_>, deadline: Instant) {
         let mut fds = vec![PollFd::new(wakeup, PollFlags::POLLIN)];
         fds.extend(

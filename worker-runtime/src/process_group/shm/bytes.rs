@@ -32,7 +32,7 @@ impl Span {
 /// # Safety
 /// `from` can be read and `to` written for `bytes` bytes, they do not overlap, and no thread of this process
 /// writes to either meanwhile. Another process may write to `from` only after it has given up the call; the
-/// copied bytes are then of no use and must not be believed. No reference to the bytes is held.
+/// copied bytes are then invalid and must not be used. No reference to the bytes is held.
 #[expect(unsafe_code, reason = "the caller vouches for the memory")]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: as the caller promises.

@@ -1,4 +1,5 @@
-//! The transport over TCP: a connection for every pair of ranks.
+//! The transport over TCP: a connection for every pair of ranks. The store delivers the addresses once (`join`). It
+//! carries the calls of a group between hosts, and decides no order of calls: `process_group` does.
 
 pub(crate) mod exchange;
 pub(crate) mod join;

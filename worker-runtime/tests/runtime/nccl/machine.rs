@@ -18,7 +18,7 @@ use super::ranks::Job;
 /// More than the fake exchanges at a time, and no multiple of it.
 const LONG: usize = 70_001;
 
-/// What a rank does on the device of its own number, or that `wish` has.
+/// What a rank does on the device of its own number, or of `wish`.
 pub(super) fn scene(context: &WorkerContext, choice: &str, timeout: Duration) -> Result<(), GroupError> {
     let rank = context.rank().0 as usize;
     let device = cuda_context(if choice == "same device" { 0 } else { rank }).unwrap();

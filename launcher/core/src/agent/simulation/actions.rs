@@ -6,6 +6,7 @@ use crate::posix::{Pid, Signal};
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::super::tests::launcher_error;
+use super::groups::GroupMember;
 use super::mutants::Machine;
 use super::node::Leftover;
 use super::oracle::Question;
@@ -31,7 +32,11 @@ impl<M: Machine> World<'_, M> {
         match action {
             Action::Start { generation, .. } => self.start(*generation),
             Action::Signal { generation, local_ranks, signal } => {
-                self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
+                self.signal((*generation, local_ranks), *signal);
+            }
+            Action::SignalGroups { generation, local_ranks, signal } => {
+                let empty = self.node.signal_groups((*generation, local_ranks), *signal, self.now);
+                self.queue.push_front(Input::GroupsSignalled { generation: *generation, empty });
             }
             Action::ProbeDState { generation, local_ranks } => self.probe_dstate(*generation, local_ranks),
             Action::ProbeJoined { generation, local_ranks } => self.probe_joined(*generation, local_ranks),
@@ -53,13 +58,15 @@ impl<M: Machine> World<'_, M> {
             }
             Action::FindLostNode => self.ask(Question::LostNode),
             // `handle_with_sweep` has answered it.
-            Action::KillLeftovers { .. }
-            | Action::TellFailure { .. }
+            Action::KillLeftovers { .. } => self.node.kill_group_members(self.now),
+            Action::TellFailure { .. }
             | Action::TellStop { .. }
             | Action::ForwardSignal { .. }
             | Action::ReleaseExternalWorker { .. }
             | Action::Emit(_)
             | Action::Notify(_)
+            | Action::Suspend { .. }
+            | Action::Resume { .. }
             | Action::ReportOutcome
             | Action::Exit { .. } => {}
             Action::Finish(_) if self.setup.others => {
@@ -73,11 +80,17 @@ impl<M: Machine> World<'_, M> {
             }
             Action::WriteParentFile => {}
             Action::SweepLeftovers { step } => self.sweep(*step),
-            Action::Suspend { .. } | Action::Resume { .. } => {}
             Action::KillSuspended => {
                 let ended = self.node.kill_all(self.now);
                 self.push_exits(ended);
             }
+        }
+    }
+
+    fn signal(&mut self, (generation, local_ranks): (Generation, &[LocalRank]), signal: Signal) {
+        let alone = self.node.signal((generation, local_ranks), signal, self.now, self.setup);
+        if !alone.is_empty() {
+            self.queue.push_front(Input::SignalledAlone { generation, local_ranks: alone });
         }
     }
 
@@ -145,9 +158,14 @@ impl<M: Machine> World<'_, M> {
         let external_worker = self.setup.external_worker.map(LocalRank);
         for local_rank in (0..first_missing.0).map(LocalRank).filter(|rank| Some(*rank) != external_worker) {
             self.node.spawn(generation, local_rank, false);
+            let reaction = self.setup.group_members[local_rank.0 as usize];
+            self.node
+                .group_members
+                .extend(reaction.map(|reaction| GroupMember::new(generation, local_rank, reaction)));
         }
-        if self.setup.start_fails.is_some_and(|(at, _)| at == generation.0) {
-            self.queue.push_back(Input::StartFailed {
+        if self.setup.fails_to_start(generation) {
+            // The loop answers a start before it looks for other inputs.
+            self.queue.push_front(Input::StartFailed {
                 generation,
                 failed: first_missing,
                 error: launcher_error(),

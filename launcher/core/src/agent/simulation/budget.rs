@@ -37,7 +37,7 @@ pub(super) enum ExpectedStep {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    Stuck,
+    Uninterruptible,
     Rule(RuleAction),
     NoProgress,
     Budget,
@@ -120,8 +120,8 @@ impl Turn<'_> {
     pub(super) fn due_decision(&self) -> Option<ExpectedStep> {
         let oracle = self.oracle;
         let (local_rank, own) = blamed(self).filter(|_| !self.is_others())?;
-        if matches!(self.cause(), Some(Cause::Stuck(_))) {
-            return Some(ExpectedStep::End(EndReason::Stuck));
+        if matches!(self.cause(), Some(Cause::Uninterruptible(_))) {
+            return Some(ExpectedStep::End(EndReason::Uninterruptible));
         }
         let policy = &oracle.setup.policy;
         let rule = policy.rules.iter().flatten().find(|rule| rule.matches(local_rank, own));

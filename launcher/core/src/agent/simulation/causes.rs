@@ -59,7 +59,7 @@ fn is_released_by(reason: StopReason, failed: Option<WorkerEnd>, cause: Option<C
         // Under the name torchrun a signal may come before the siblings of a failed worker are told to stop.
         (
             StopReason::WorkerFailed | StopReason::Signal(_),
-            Some(Cause::Failed(first) | Cause::Stuck(first)),
+            Some(Cause::Failed(first) | Cause::Uninterruptible(first)),
             failed,
         ) => failed == Some(first),
         (reason, Some(Cause::Stop(cause)), None) => reason == cause,
@@ -73,15 +73,16 @@ fn is_cause_reported(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<C
     let is_of_its_kind = matches!(
         (cause, kind),
         (Some(Cause::Failed(_)), Some(FailureKind::Ended | FailureKind::EndedByStop))
-            | (Some(Cause::Stuck(_)), Some(FailureKind::Stuck { .. }))
+            | (Some(Cause::Uninterruptible(_)), Some(FailureKind::Uninterruptible { .. }))
             | (Some(Cause::NotJoined(_)), Some(FailureKind::NotJoined { .. }))
             | (Some(Cause::Stop(_)) | None, None)
     );
     require(is_of_its_kind, || {
         format!("{cause:?} was first, and a failure of this kind is reported: {kind:?}")
     })?;
-    let seen_before =
-        |failure: &Failure| matches!(failure.kind, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. });
+    let seen_before = |failure: &Failure| {
+        matches!(failure.kind, FailureKind::Uninterruptible { .. } | FailureKind::NotJoined { .. })
+    };
     let Some(failure) = failure.filter(|failure| !seen_before(failure)) else { return Ok(()) };
     let generation = turn.oracle.generation;
     require(failure.generation == generation, || format!("it was {generation:?}"))?;
@@ -109,7 +110,7 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
             let is_ours = is_ended_by_us(turn, end) && end.error_file_info.is_none();
             require(!is_ours, || format!("our own stop ended {end:?}"))
         }
-        Some(Cause::Stuck(rank) | Cause::NotJoined(rank)) => {
+        Some(Cause::Uninterruptible(rank) | Cause::NotJoined(rank)) => {
             require(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
         }
         Some(Cause::Stop(_)) | None => Err(format!("{cause:?} was first, and {end:?} is blamed")),

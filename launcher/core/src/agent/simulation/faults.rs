@@ -37,7 +37,7 @@ pub(super) enum Fault {
     PraisesAFailure,
     /// Gives a failure of a later generation another exit status.
     RemembersThePast,
-    BelievesTheOld,
+    AcceptsOldAnswers,
     DeafWhileChecking,
     DeafWhileStopping,
     /// Awaits leftover processes whatever signal comes.
@@ -58,7 +58,7 @@ pub(super) enum Fault {
     RestartsOverTheSignal,
     /// Waits for a folder that does not answer.
     WaitsForTheFolder,
-    /// Blames the suspect even if the launcher is faulty to stop in time.
+    /// Blames the suspect even if the launcher gets a stop signal in time.
     BlamesTheSuspect,
     IgnoresTheTimeLimit,
     IgnoresTheStartLimit,
@@ -133,16 +133,22 @@ pub(super) enum Fault {
     RestartsWhileSuspended,
     /// Takes a requested restart from the budget.
     CountsARestartRequest,
-    /// Starts again as requested, although the job was faulty to stop meanwhile.
+    /// Starts again as requested, although the job got a stop signal meanwhile.
     RestartsByRequestAfterAStop,
     /// Awaits a leftover that SIGKILL does not end for ever.
     AwaitsASurvivor,
-    /// Awaits and tells of it in each generation.
+    /// Awaits and reports it in each generation.
     ForgetsItsSurvivors,
+    /// Sends no signal to the group of an ended worker.
+    SparesTheGroup,
+    /// Kills what an ended worker left in its group at once.
+    KillsTheGroup,
+    /// Awaits the processes of a group for ever.
+    AwaitsTheGroup,
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 87] = [
+pub(super) const FAULTS: [(Fault, &str); 90] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -165,7 +171,7 @@ pub(super) const FAULTS: [(Fault, &str); 87] = [
     (Fault::SpeaksAfterTheEnd, "7"),
     (Fault::PraisesAFailure, "8"),
     (Fault::RemembersThePast, "8"),
-    (Fault::BelievesTheOld, "9"),
+    (Fault::AcceptsOldAnswers, "9"),
     (Fault::DeafWhileChecking, "10"),
     (Fault::DeafWhileStopping, "10"),
     (Fault::IgnoresSignalsInSweep, "10"),
@@ -230,6 +236,9 @@ pub(super) const FAULTS: [(Fault, &str); 87] = [
     (Fault::RestartsByRequestAfterAStop, "7"),
     (Fault::AwaitsASurvivor, "survivors"),
     (Fault::ForgetsItsSurvivors, "survivors"),
+    (Fault::SparesTheGroup, "groups"),
+    (Fault::KillsTheGroup, "groups"),
+    (Fault::AwaitsTheGroup, "groups"),
 ];
 
 /// A machine that was given other settings than the oracle.

@@ -15,6 +15,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::budget::{EndReason, ExpectedStep, budget_is_kept, due_restarts_happen, wait_has_an_end};
 use super::causes::invariant_5;
+use super::groups::groups_have_the_grace;
 use super::limits::{limits_are_enforced, ranks_are_collected_before_the_stop, window_is_kept};
 use super::node::{Node, Process};
 use super::oracle::{Cause, LENIENCY, Oracle, Question};
@@ -58,16 +59,16 @@ pub(super) struct Broken {
 pub(super) struct Invariant {
     pub(super) number: &'static str,
     pub(super) description: &'static str,
-    of: Of,
+    covers: Covers,
     holds: fn(&Turn<'_>) -> Verdict,
 }
 
-/// What an invariant is about.
+/// The turns that an invariant covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
-    /// The actions of the machine: without actions it holds.
-    Words,
-    /// Also the absence of actions.
+enum Covers {
+    /// Turns with actions.
+    Actions,
+    /// All turns, with actions or without.
     Silence,
 }
 
@@ -79,73 +80,73 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 19] = [
+pub(super) static INVARIANTS: [Invariant; 20] = [
     Invariant {
         number: "1",
         description: "At most one generation has living workers.",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: invariant_1,
     },
     Invariant {
         number: "2",
         description: "A worker is spawned only for a completed round, with the placement of that round.",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: invariant_2,
     },
     Invariant {
         number: "3",
         description: "Every spawned process is reaped exactly once, and its exit enters the state exactly once.",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: invariant_3,
     },
     Invariant {
         number: "4",
         description: "Every stop has a cause, a deadline and an end: SIGKILL is sent by grace + 0.1 s, the stop ends with \
                 the last reap, and what is not reaped 5 s later is reported.",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: invariant_4,
     },
     Invariant {
         number: "5",
         description: "The first cause of a generation's end is never replaced; a worker that ended by our own stop signal \
                 is never a cause.",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: invariant_5,
     },
     Invariant {
         number: "6",
         description: "Restarts never exceed the policy's budget; a membership change uses none of it.",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: invariant_6,
     },
     Invariant {
         number: "7",
         description: "No restart after a stop by the user, by a time limit, or after the job is closed.",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: invariant_7,
     },
     Invariant {
         number: "8",
         description: "The exit status is a function of the final state alone, by the table in `exit_code.rs`.",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: invariant_8,
     },
     Invariant {
         number: "9",
         description: "A heartbeat of an old generation changes nothing.",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: invariant_9,
     },
     Invariant {
         number: "10",
         description: "A handled signal is answered in every phase, at once; the second one kills.",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: invariant_10,
     },
     Invariant {
         number: "left out",
         description: "A worker that is left to a person is waited for, and never signalled (`rules.rs`).",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: external_worker_is_not_signalled,
     },
     Invariant {
@@ -153,34 +154,34 @@ pub(super) static INVARIANTS: [Invariant; 19] = [
         description: "A worker that ends by a handled stop signal is not a failure until 500 ms have passed without that \
                 signal reaching the launcher, and where several end with codes no worker restarts before \
                 (`state/window.rs`).",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: window_is_kept,
     },
     Invariant {
         number: "limits",
         description: "The time limit and the start limit strike in time and not before, and the warning comes once \
                 (`state/limit.rs`, `state/start.rs`).",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: limits_are_enforced,
     },
     Invariant {
         number: "ranks",
         description: "The ranks are collected once in a generation, before the first stop signal (`state/rank_table.rs`).",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: ranks_are_collected_before_the_stop,
     },
     Invariant {
         number: "others",
         description: "What other nodes do ends the round here at once, what fails here is told at once unless the cause is \
                 known, which is a failure that lost no peer, and leaving is not closing (`state/rendezvous.rs`).",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: others_are_heard,
     },
     Invariant {
         number: "requested",
         description: "A requested restart stops all workers at once, and starts them again unless the job is told to end \
                 meanwhile (`state/control.rs`).",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: requested_restarts_happen,
     },
     Invariant {
@@ -188,20 +189,27 @@ pub(super) static INVARIANTS: [Invariant; 19] = [
         description: "A suspended job does nothing until it goes on, is told to stop or its time limit is over. It refuses \
                 a restart at once. Its workers are killed before the other nodes start their round again \
                 (`state/suspend.rs`).",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: suspension_is_kept,
     },
     Invariant {
         number: "survivors",
         description: "A process that SIGKILL does not end is awaited for 5 s and told once; no later generation waits for \
                 it (`state/leftovers.rs`).",
-        of: Of::Silence,
+        covers: Covers::Silence,
         holds: survivors_are_awaited_once,
+    },
+    Invariant {
+        number: "groups",
+        description: "What a worker leaves in its process group gets the stop signal at the worker's exit, if the worker \
+                got it alone, and has the rest of the grace (`state/groups.rs`).",
+        covers: Covers::Silence,
+        holds: groups_have_the_grace,
     },
     Invariant {
         number: "granted",
         description: "A restart that the policy grants is made (`policy.rs`).",
-        of: Of::Words,
+        covers: Covers::Actions,
         holds: due_restarts_happen,
     },
 ];
@@ -223,7 +231,7 @@ pub(super) fn check_invariants(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     let is_silent = turn.actions.is_empty();
     let broken: Vec<Broken> = INVARIANTS
         .iter()
-        .filter(|invariant| !is_silent || invariant.of == Of::Silence)
+        .filter(|invariant| !is_silent || invariant.covers == Covers::Silence)
         .filter(|invariant| turn.oracle.suspended_at.is_none() || invariant.number == "suspended")
         .filter_map(|invariant| (invariant.holds)(turn).err().map(|why| Broken { invariant, why }))
         .collect();
@@ -347,7 +355,7 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
     let mut reported: Vec<LocalRank> = reported.map(|end| end.local_rank).collect();
     let mut seen: Vec<LocalRank> =
         turn.oracle.current.exits_since_cause().iter().map(|end| end.local_rank).collect();
-    if let Some(Cause::Stuck(local_rank) | Cause::NotJoined(local_rank)) = turn.cause()
+    if let Some(Cause::Uninterruptible(local_rank) | Cause::NotJoined(local_rank)) = turn.cause()
         && !seen.contains(&local_rank)
     {
         seen.push(local_rank);
@@ -406,7 +414,9 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     let last_is_reaped = turn.cause().is_some() && !current.start_pending && stays().next().is_none();
     // Another invariant checks that a start does not come too early.
     let ends = turn.sweeps(turn.actions) || turn.goes_on();
-    require(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
+    require(!last_is_reaped || ends || turn.awaits_groups(), || {
+        "the last worker is reaped, and the stop goes on".to_owned()
+    })
 }
 
 /// Also no restart before the back-off is over, and every granted restart is made.
@@ -468,6 +478,7 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
         turn.oracle.current.start_pending || turn.workers().any(|process| !process.is_known());
     let is_awaited =
         turn.leftover_since().is_some() && !(*again && turn.oracle.current.leftover_since.is_some());
+    let is_awaited = is_awaited || turn.awaits_groups() && !*again;
     require(somebody_stays || is_awaited || turn.finish().is_some(), || {
         "no worker is left, and the job goes on".to_owned()
     })
@@ -524,9 +535,9 @@ fn shutdown_is_cut_short(turn: &Turn<'_>, is_second: bool) -> Verdict {
 fn external_worker_is_not_signalled(turn: &Turn<'_>) -> Verdict {
     let Some(spared) = turn.setup.external_worker.map(LocalRank) else { return Ok(()) };
     let is_touched = turn.actions.iter().any(|action| match action {
-        Action::Signal { local_ranks, .. } | Action::ForwardSignal { local_ranks, .. } => {
-            local_ranks.contains(&spared)
-        }
+        Action::Signal { local_ranks, .. }
+        | Action::SignalGroups { local_ranks, .. }
+        | Action::ForwardSignal { local_ranks, .. } => local_ranks.contains(&spared),
         _ => false,
     });
     require(!is_touched, || format!("{:?}", turn.actions))

@@ -11,7 +11,7 @@ use super::setup::{WARNING, millis};
 use crate::agent::message::{Action, Input};
 use crate::job_event::JobEvent;
 
-/// Nothing is done or said about such an exit, until the launcher is reported to stop or the window is over.
+/// Nothing is done or said about such an exit, until the launcher gets a stop signal or the window is over.
 pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
     let current = &turn.oracle.current;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
@@ -37,6 +37,7 @@ pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::TellSuccess
         | Action::TellStop { .. }
         | Action::Signal { .. }
+        | Action::SignalGroups { .. }
         | Action::ProbeDState { .. }
         | Action::ProbeJoined { .. }
         | Action::CollectRanks { .. }
@@ -88,7 +89,7 @@ fn time_limit_is_enforced(turn: &Turn<'_>) -> Verdict {
     let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
     let is_stopped = turn.oracle.current.asked_at.is_some() || turn.actions.iter().any(tells);
     let is_waited_for = turn.workers().any(|process| !process.is_known());
-    let is_over = is_stopped && (is_waited_for || turn.finish().is_some());
+    let is_over = is_stopped && (is_waited_for || turn.awaits_groups() || turn.finish().is_some());
     require(is_over || turn.leftover_since().is_some(), || {
         "the time limit is over, and the job goes on".to_owned()
     })
@@ -178,6 +179,6 @@ pub(super) fn ranks_are_collected_before_the_stop(turn: &Turn<'_>) -> Verdict {
     let Some(at) = turn.actions.iter().position(is_collected) else { return Ok(()) };
     let is_signal = |action: &Action| matches!(action, Action::Signal { .. });
     let is_early = turn.oracle.current.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
-    require(is_early, || "the ranks are collected when they were reported to stop".to_owned())?;
+    require(is_early, || "the ranks are collected after the stop signal".to_owned())?;
     require(!turn.actions[at + 1..].iter().any(is_collected), || "the ranks are collected twice".to_owned())
 }

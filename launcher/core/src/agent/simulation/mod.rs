@@ -11,6 +11,7 @@ mod actions;
 mod budget;
 mod causes;
 mod faults;
+mod groups;
 mod history;
 mod invariants;
 mod limits;
@@ -25,19 +26,22 @@ mod suspension;
 mod world;
 
 use super::State;
-use crate::simulated::{Seeds, is_soak, seed};
+use crate::simulated::{Seeds, is_soak, search_on_threads, seed, shortest};
 use faults::{FAULTS, Fault};
 use history::History;
 use invariants::{Broken, INVARIANTS};
 use mutants::{Mutant, SweptState};
-use report::{Failing, render_failing, search, shortest};
+use report::{Failing, render_failing, search};
 use setup::Setup;
 
 const HISTORIES: u64 = 100_000;
 const SOAK_HISTORIES: u64 = 20 * HISTORIES;
 /// Upper bound; the search ends when it has found a few.
 const MUTANT_HISTORIES: u64 = 50_000;
-const THREADS: u64 = 2;
+
+const fn count_events(history: &History) -> usize {
+    history.events.len()
+}
 
 /// The real machine for such a node.
 fn machine(setup: &Setup) -> State {
@@ -46,19 +50,9 @@ fn machine(setup: &Setup) -> State {
 
 #[test]
 fn state_machine_holds_invariants_in_every_history() {
-    let (seed, count) = (seed(), if is_soak() { SOAK_HISTORIES } else { HISTORIES });
-    let seeds = |thread| Seeds {
-        first: seed.wrapping_add(thread),
-        step: THREADS,
-        count: count / THREADS,
-        enough: 80,
-    };
-    let part = |thread| search(seeds(thread), SweptState::new, |_| true);
-    let failing: Vec<Failing> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || part(thread))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-    });
-    if let Some(shortest) = shortest(failing) {
+    let count = if is_soak() { SOAK_HISTORIES } else { HISTORIES };
+    let failing = search_on_threads(count, 80, |seeds| search(seeds, SweptState::new, |_| true));
+    if let Some(shortest) = shortest(failing, count_events) {
         panic!("{}", render_failing(&shortest, SweptState::new));
     }
 }
@@ -67,7 +61,7 @@ fn state_machine_holds_invariants_in_every_history() {
 fn find(fault: Fault, number: &str, enough: usize) -> Option<Failing> {
     let alone = |broken: &[Broken]| matches!(broken, [only] if only.invariant.number == number);
     let seeds = Seeds { first: seed(), step: 1, count: MUTANT_HISTORIES, enough };
-    shortest(search(seeds, |setup| Mutant::new(fault, setup), alone))
+    shortest(search(seeds, |setup| Mutant::new(fault, setup), alone), count_events)
 }
 
 #[test]

@@ -64,6 +64,14 @@ fn handle_with_sweep((state, setup): (&mut State, &Setup), now: Instant, input: 
         let remaining = Ok(setup.unkillable_after(generation).into_iter().collect());
         actions.extend(state.handle(now, Input::LeftoversKilled { remaining }));
     }
+    // A start that fails is answered by the node.
+    let started = actions.iter().find_map(|action| match action {
+        Action::Start { generation, .. } if !setup.fails_to_start(*generation) => Some(*generation),
+        _ => None,
+    });
+    if let Some(generation) = started {
+        actions.extend(state.handle(now, Input::Started { generation }));
+    }
     actions
 }
 
@@ -126,10 +134,13 @@ impl Mutant {
             (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, is_second: false }]
             }
-            (Fault::BelievesTheOld, _, Input::ExternalWorkerStarted { local_rank, pid, .. }) => {
+            (Fault::KillsTheGroup, _, Input::SignalledAlone { generation, .. }) => {
+                vec![Input::SignalledAlone { generation, local_ranks: Vec::new() }]
+            }
+            (Fault::AcceptsOldAnswers, _, Input::ExternalWorkerStarted { local_rank, pid, .. }) => {
                 vec![Input::ExternalWorkerStarted { generation: self.generation, local_rank, pid }]
             }
-            (Fault::BelievesTheOld, _, Input::DevicesProbed { report: checkup, .. }) => {
+            (Fault::AcceptsOldAnswers, _, Input::DevicesProbed { report: checkup, .. }) => {
                 vec![Input::DevicesProbed { generation: self.generation, report: checkup }]
             }
             (Fault::ForgivesTheMissing, _, Input::JoinedProbed { generation, at, .. }) => {
@@ -174,7 +185,7 @@ impl Mutant {
             {
                 Vec::new()
             }
-            (Fault::RestartsAfterTheClose, MutantPhase::Running, Input::Over(_)) => vec![lost()],
+            (Fault::RestartsAfterTheClose, MutantPhase::Running, Input::RendezvousEnded(_)) => vec![lost()],
             (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::Failed(_))) => {
                 vec![Input::Changed(MembershipChange::from(note_with_loss(None)))]
             }
@@ -216,7 +227,7 @@ impl Mutant {
         )
     }
 
-    /// True if it waits without a word: the wait comes from the window, not from the back-off.
+    /// True if it waits without an event: the wait comes from the window, not from the back-off.
     fn is_held(&self, actions: &[Action]) -> bool {
         let is_said = |action: &Action| matches!(action, Action::Emit(JobEvent::Waiting { .. }));
         matches!(self.real.phase, JobPhase::Waiting { .. })
@@ -270,6 +281,9 @@ impl Mutant {
             }
             Fault::LeavesThemSuspended => actions.retain(|action| !matches!(action, Action::Resume { .. })),
             Fault::SignalsThePerson => self.signal_external_worker(&mut actions),
+            Fault::SparesTheGroup => {
+                actions.retain(|action| !matches!(action, Action::SignalGroups { signal: Some(_), .. }));
+            }
             _ => {}
         }
         self.restart_anyway(input, &mut actions);
@@ -416,6 +430,7 @@ impl Machine for Mutant {
             (Fault::WaitsForTheFolder, _) if self.is_probing() => None,
             (Fault::SuspendsPastTheLimit, _) if self.real.is_suspended() => None,
             (Fault::AwaitsASurvivor, _) if self.is_killing_leftovers() => None,
+            (Fault::AwaitsTheGroup, _) if self.real.awaits_groups() => None,
             (Fault::OversleepsTheWait, _) if matches!(self.real.phase, JobPhase::Waiting { .. }) => None,
             _ => deadline,
         }

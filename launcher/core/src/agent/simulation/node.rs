@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
+use super::groups::GroupMember;
 use super::history::ErrorFileContent;
 use super::setup::{Setup, StopReaction};
 use crate::posix::{Exit, Pid, Signal};
@@ -35,8 +36,8 @@ pub(super) enum ProcessState {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct PendingExit {
-    at: Instant,
+pub(super) struct PendingExit {
+    pub(super) at: Instant,
     exit: Exit,
     wrote: ErrorFileContent,
 }
@@ -80,6 +81,8 @@ impl Process {
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) processes: Vec<Process>,
+    /// The processes in the groups of workers that get stop signals alone.
+    pub(super) group_members: Vec<GroupMember>,
     /// The process that the workers left running.
     pub(super) leftover: Option<Leftover>,
 }
@@ -142,6 +145,7 @@ impl Node {
     /// Kills all workers that were not started by hand; an uninterruptible one ends later.
     pub(super) fn kill_all(&mut self, now: Instant) -> Vec<EndedWorker> {
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+        self.kill_group_members(now);
         let launched = self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_external);
         let mut ended = Vec::new();
         for process in launched {
@@ -165,14 +169,15 @@ impl Node {
         }
     }
 
-    /// Signals the groups of these workers.
+    /// Signals these workers; returns those that got the signal alone.
     pub(super) fn signal(
         &mut self,
         (generation, local_ranks): (Generation, &[LocalRank]),
         signal: Signal,
         now: Instant,
         setup: &Setup,
-    ) {
+    ) -> Vec<LocalRank> {
+        let mut alone = Vec::new();
         let meant = |process: &&mut Process| {
             process.is_alive()
                 && process.generation == generation
@@ -180,12 +185,26 @@ impl Node {
         };
         for process in self.processes.iter_mut().filter(meant) {
             process.signals.push(signal);
+            if setup.group_members[process.local_rank.0 as usize].is_some() {
+                alone.push(process.local_rank);
+            }
             let reaction = setup.reactions[process.local_rank.0 as usize];
             let Some(due) = react(reaction, signal, now) else { continue };
             if process.planned_end.is_none_or(|before| due.at < before.at) || signal == Signal::SIGKILL {
                 process.planned_end = Some(due);
             }
         }
+        // The agent cannot see the image of a worker that has ended, and signals its group.
+        let has_ended = |local_rank: &LocalRank| {
+            self.launched_workers(generation)
+                .any(|it| it.local_rank == *local_rank && it.state == ProcessState::Exited)
+        };
+        let mut with_group: Vec<LocalRank> = local_ranks.iter().copied().filter(has_ended).collect();
+        if signal == Signal::SIGKILL {
+            with_group.append(&mut alone);
+        }
+        self.signal_groups((generation, &with_group), Some(signal), now);
+        alone
     }
 
     /// Signals the leftover process; returns whether there is one.
@@ -216,7 +235,10 @@ impl Node {
         let dying =
             self.processes.iter().filter(|process| process.is_alive() && !process.is_uninterruptible());
         let dying = dying.filter_map(|process| process.planned_end.map(|due| due.at));
-        dying.chain(self.leftover_end()).min()
+        dying
+            .chain(self.leftover_end())
+            .chain(self.group_members.iter().filter_map(GroupMember::next_end))
+            .min()
     }
 
     /// All processes were suspended for this long.
@@ -227,6 +249,7 @@ impl Node {
         if let Some(end) = self.leftover.as_mut().and_then(|leftover| leftover.planned_end.as_mut()) {
             *end += lasted;
         }
+        self.group_members.iter_mut().for_each(|member| member.add_suspended_time(lasted));
     }
 
     /// Ends the processes that are due.
@@ -243,7 +266,7 @@ impl Node {
     }
 }
 
-fn react(reaction: StopReaction, signal: Signal, now: Instant) -> Option<PendingExit> {
+pub(super) fn react(reaction: StopReaction, signal: Signal, now: Instant) -> Option<PendingExit> {
     let by_signal = Exit::Signal { number: signal as i32, core_dumped: false };
     let (after, exit, wrote) = match reaction {
         _ if signal == Signal::SIGKILL => (0, by_signal, ErrorFileContent::Nothing),

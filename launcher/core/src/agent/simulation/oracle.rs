@@ -20,7 +20,7 @@ use crate::spec::stop::StopReason;
 /// By how much the machine's actions may be late.
 pub(super) const LENIENCY: Duration = Duration::from_millis(100);
 /// From the query for the checkpoint folder until the machine stops waiting for the answer.
-const LONGEST_LOOK: Duration = Duration::from_secs(10);
+const LONGEST_PROBE: Duration = Duration::from_secs(10);
 /// From a worker's exit by a stop signal to the launcher's own signal.
 pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
@@ -140,7 +140,7 @@ pub(super) struct PossibleFailure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
     Failed(LocalRank),
-    Stuck(LocalRank),
+    Uninterruptible(LocalRank),
     NotJoined(LocalRank),
     /// No worker of this node failed.
     Stop(StopReason),
@@ -193,7 +193,8 @@ impl Oracle {
     /// True if the input is about a generation that is over.
     pub(super) fn is_stale(&self, input: &Input) -> bool {
         let about = match input {
-            Input::StartFailed { generation, .. }
+            Input::Started { generation }
+            | Input::StartFailed { generation, .. }
             | Input::StartCancelled { generation }
             | Input::Exited { generation, .. }
             | Input::ExternalWorkerStarted { generation, .. }
@@ -202,6 +203,8 @@ impl Oracle {
             | Input::RanksCollected { generation, .. }
             | Input::DevicesProbed { generation, .. }
             | Input::DevicesReassigned { generation, .. }
+            | Input::SignalledAlone { generation, .. }
+            | Input::GroupsSignalled { generation, .. }
             | Input::ProgressProbed { generation, .. } => *generation,
             Input::Ready
             | Input::OpeningFailed(_)
@@ -213,7 +216,7 @@ impl Oracle {
             | Input::Changed(_)
             | Input::LostNodeFound(_)
             | Input::AllSucceeded
-            | Input::Over(_)
+            | Input::RendezvousEnded(_)
             | Input::SuspendRequested
             | Input::ResumeRequested
             | Input::SuspendedTooLong
@@ -282,7 +285,7 @@ impl Oracle {
             | Input::Changed(_)
             | Input::LostNodeFound(_)
             | Input::AllSucceeded
-            | Input::Over(_) => self.enter_elsewhere(input, now),
+            | Input::RendezvousEnded(_) => self.enter_elsewhere(input, now),
             _ => {}
         }
     }
@@ -393,6 +396,7 @@ impl Oracle {
                 self.current.ended.get_or_insert(now);
             }
             Action::TellStop { .. }
+            | Action::SignalGroups { .. }
             | Action::ForwardSignal { .. }
             | Action::ProbeDState { .. }
             | Action::CollectRanks { .. } => {}
@@ -492,8 +496,8 @@ impl GenerationRecord {
     /// A cause that the machine finds out by itself.
     pub(super) fn cause_in_action(&self, action: &Action) -> Option<Cause> {
         match action {
-            Action::Emit(JobEvent::Stuck { worker: uninterruptible, .. }) => {
-                Some(Cause::Stuck(uninterruptible.local_rank))
+            Action::Emit(JobEvent::Uninterruptible { worker: uninterruptible, .. }) => {
+                Some(Cause::Uninterruptible(uninterruptible.local_rank))
             }
             Action::Emit(JobEvent::NotJoined { missing, .. }) => {
                 missing.first().copied().map(Cause::NotJoined)
@@ -516,7 +520,7 @@ impl Oracle {
     /// When the machine stops waiting for the answer to its question.
     pub(super) fn question_expires_at(&self) -> Option<Instant> {
         let longest = match self.open_question? {
-            Question::Progress => LONGEST_LOOK,
+            Question::Progress => LONGEST_PROBE,
             Question::LostNode => LONGEST_LOST_NODE_QUERY,
             Question::Devices | Question::NewDevices => return None,
         };

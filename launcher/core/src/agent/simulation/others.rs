@@ -159,7 +159,7 @@ impl Rendezvous {
         let is_in = !matches!(self.membership, RoundMembership::Idle | RoundMembership::Out);
         is_in.then(|| {
             self.membership = RoundMembership::Out;
-            Input::Over(ending)
+            Input::RendezvousEnded(ending)
         })
     }
 }
@@ -267,7 +267,7 @@ impl Oracle {
                 self.current.is_blamed_elsewhere |= node.is_some();
             }
             Input::AllSucceeded => self.peers.all_succeeded = true,
-            Input::Over(ending) if self.peers.over.is_none() => {
+            Input::RendezvousEnded(ending) if self.peers.over.is_none() => {
                 self.peers.over = Some(ending.clone());
                 if is_in_a_round {
                     self.current.set_cause(Cause::Stop(StopReason::EndedElsewhere), now);
@@ -305,7 +305,7 @@ impl Turn<'_> {
         let current = &self.oracle.current;
         match self.cause() {
             Some(Cause::Stop(StopReason::Membership | StopReason::EndedElsewhere)) => true,
-            Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
+            Some(Cause::Failed(_) | Cause::Uninterruptible(_) | Cause::NotJoined(_)) => {
                 self.is_reported_elsewhere() || current.is_blamed_elsewhere
             }
             Some(Cause::Stop(_)) | None => false,
@@ -338,7 +338,7 @@ impl Turn<'_> {
     /// A worker of this node failed by itself, but another node reported its own failure first.
     fn fails_beside_another(&self) -> bool {
         let is_failure =
-            matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
+            matches!(self.cause(), Some(Cause::Failed(_) | Cause::Uninterruptible(_) | Cause::NotJoined(_)));
         let is_node_lost = self.oracle.current.peer == Some(PeerFailure::NodeLost);
         let is_own = self.is_reported_elsewhere() && !self.lost_elsewhere() && !is_node_lost;
         is_failure && is_own && !self.oracle.current.is_blamed_elsewhere
@@ -405,7 +405,9 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     let (oracle, finish) = (turn.oracle, turn.finish());
     let is_up = oracle.time_limit_at().is_some_and(|end| end <= turn.now);
     match turn.input {
-        Some(Input::Changed(_) | Input::Over(_)) if oracle.starts > 0 && !oracle.peers.is_joining => {
+        Some(Input::Changed(_) | Input::RendezvousEnded(_))
+            if oracle.starts > 0 && !oracle.peers.is_joining =>
+        {
             let untold = turn.workers().find(|process| process.is_alive() && process.signals.is_empty());
             let tells = turn.actions.iter().any(|action| matches!(action, Action::Signal { .. }));
             require(untold.is_none() || tells, || format!("the round is over, and {untold:?} runs on"))?;
@@ -414,8 +416,9 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     }
     let is_nobody_left =
         || !turn.workers().any(|process| !process.is_known()) && !oracle.current.start_pending;
-    if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
-        require(finish.is_some() || turn.leftover_since().is_some(), || {
+    if matches!(turn.input, Some(Input::RendezvousEnded(_))) && is_nobody_left() {
+        let is_awaited = turn.leftover_since().is_some() || turn.awaits_groups();
+        require(finish.is_some() || is_awaited, || {
             "the job is over and no worker is left, and it goes on".to_owned()
         })?;
     }
@@ -461,7 +464,7 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
 fn failure_is_reported_at_once(turn: &Turn<'_>) -> Verdict {
     let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
     let (was, is) = (turn.oracle.current.is_failure_reported, turn.cause());
-    let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
+    let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Uninterruptible(_) | Cause::NotJoined(_)));
     let is_known = turn.oracle.peers.over.is_some() || turn.is_reported_elsewhere();
     let is_settled =
         turn.actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::GroupFailed { .. })));

@@ -10,13 +10,8 @@ use super::world::run_history;
 use crate::posix::Exit;
 use crate::simulated::Seeds;
 
-/// A history that breaks an invariant.
-#[derive(Debug)]
-pub(super) struct Failing {
-    pub(super) seed: u64,
-    pub(super) history: History,
-    pub(super) broken: Vec<Broken>,
-}
+/// A history that breaks invariants.
+pub(super) type Failing = crate::simulated::Failing<History, Vec<Broken>>;
 
 /// The histories of these seeds that break what is `wanted`, shortened.
 pub(super) fn search<M: Machine>(
@@ -38,21 +33,14 @@ pub(super) fn search<M: Machine>(
         .collect()
 }
 
-/// The history with the fewest events.
-pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
-    failing.into_iter().min_by_key(|failing| failing.history.events.len())
-}
-
 /// Removes events and settings as long as the history still fails in the same way.
-fn minimize(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken>>) -> Failing {
+fn minimize(failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken>>) -> Failing {
     let first = failing.broken[0].invariant;
     let same = |broken: &Vec<Broken>| broken.iter().any(|it| it.invariant == first);
-    loop {
-        let next = simpler_histories(&failing.history)
-            .find_map(|history| try_out(&history).filter(same).map(|broken| (history, broken)));
-        let Some((history, broken)) = next else { return failing };
-        failing = Failing { seed: failing.seed, history, broken };
-    }
+    failing.shrink(|history| {
+        simpler_histories(history)
+            .find_map(|history| try_out(&history).filter(same).map(|broken| (history, broken)))
+    })
 }
 
 /// All histories that are simpler by one step, the largest steps first.
@@ -98,6 +86,7 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { leftover_wait: None, ..*setup },
         Setup { leftover: None, ..*setup },
         Setup { unkillable: None, ..*setup },
+        Setup { group_members: plain.group_members, ..*setup },
         Setup { is_output_read: true, ..*setup },
         Setup { is_parent_file_quick: true, ..*setup },
         Setup { start_fails: None, ..*setup },
@@ -179,15 +168,12 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
 
 /// The failing history in words: the broken invariants, how to repeat it, its choices and its events.
 pub(super) fn render_failing<M: Machine>(failing: &Failing, machine: impl Fn(&Setup) -> M) -> String {
-    let Failing { seed, history, broken } = failing;
+    let Failing { history, broken, .. } = failing;
     let mut text = String::new();
     for Broken { invariant, why } in broken {
         let _ = writeln!(text, "invariant {}: {}\n  {why}", invariant.number, invariant.description);
     }
-    let _ = writeln!(
-        text,
-        "\nthe shortest history that breaks it; RANKRUN_SEED={seed} begins with a longer one:"
-    );
+    let _ = writeln!(text, "\n{}", failing.how_to_repeat());
     let _ = writeln!(text, "  {:?}", history.setup);
     for Event { what, held } in &history.events {
         let _ = writeln!(text, "  {what:?}{}", if *held { ", and at once" } else { "" });

@@ -50,6 +50,8 @@ pub(super) struct Setup {
     pub(super) leftover: Option<StopReaction>,
     /// From this generation on the workers leave a process that SIGKILL does not end.
     pub(super) unkillable: Option<u32>,
+    /// The workers that get stop signals alone, by local rank: how the process reacts that each leaves in its group.
+    pub(super) group_members: [Option<StopReaction>; MOST_WORKERS as usize],
     /// How the workers react to a stop signal, by local rank.
     pub(super) reactions: [StopReaction; MOST_WORKERS as usize],
     /// Time from start to joining the store; `None` for a worker that never joins.
@@ -139,6 +141,7 @@ impl Setup {
         unkillable: None,
         is_output_read: true,
         is_parent_file_quick: true,
+        group_members: [None; MOST_WORKERS as usize],
         reactions: [StopReaction::Obeys { after: 0 }; MOST_WORKERS as usize],
         joins: [Some(0); MOST_WORKERS as usize],
         files: [None; GENERATIONS],
@@ -182,6 +185,7 @@ impl Setup {
             unkillable: None,
             is_output_read: true,
             is_parent_file_quick: true,
+            group_members: [None; MOST_WORKERS as usize],
             reactions,
             joins,
             files,
@@ -194,9 +198,15 @@ impl Setup {
         }
     }
 
-    /// With settings of the shutdown.
+    /// With settings of the shutdown and of the workers' process groups.
     pub(super) fn with_random_shutdown(self, random: &mut Random) -> Self {
+        let mut group_members = self.group_members;
+        if random.one_in(3) {
+            let member = |random: &mut Random| random.one_in(2).then(|| StopReaction::random(random));
+            group_members.iter_mut().for_each(|reaction| *reaction = member(random));
+        }
         Self {
+            group_members,
             leftover_wait: random.pick(&[None, Some(0), Some(1_000), Some(30_000)]),
             leftover: random.one_in(2).then(|| StopReaction::random(random)),
             is_output_read: !random.one_in(3),
@@ -204,6 +214,11 @@ impl Setup {
             unkillable: random.one_in(5).then(|| random.below(2)),
             ..self
         }
+    }
+
+    /// Whether not every worker of this generation can be started.
+    pub(super) fn fails_to_start(&self, generation: Generation) -> bool {
+        self.start_fails.is_some_and(|(at, _)| at == generation.0)
     }
 
     /// The process that SIGKILL does not end after this generation.
@@ -252,7 +267,7 @@ impl Setup {
             match cause {
                 Cause::Stop(StopReason::Signal(_)) => signal,
                 Cause::Stop(StopReason::TimeLimit) => time_limit,
-                Cause::Failed(_) | Cause::Stuck(_) | Cause::Stop(_) => failure,
+                Cause::Failed(_) | Cause::Uninterruptible(_) | Cause::Stop(_) => failure,
                 Cause::NotJoined(_) => start.or(failure),
             }
             .unwrap_or(self.grace),

@@ -54,17 +54,19 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
         (Some(Cause::Stop(StopReason::TimeLimit)), _) => both(of_limit),
         (None, None) => both(0),
         (Some(Cause::Stop(StopReason::RestartRequest)), None) => or_of_limit(plain),
-        (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due_decision() {
-            Some(ExpectedStep::End(EndReason::Rule(RuleAction::Succeed))) => both(0),
-            Some(ExpectedStep::End(EndReason::Rule(RuleAction::Requeue))) => both(REQUEUE),
-            Some(ExpectedStep::End(EndReason::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
-            Some(due) if turn.given_up().is_empty() => match turn.restart_is_too_late(due) {
-                (_, true) => both(of_limit),
-                (true, false) => (ExitStatus::Code(of_limit), plain),
-                (false, false) => (plain, plain),
-            },
-            _ => (plain, plain),
-        },
+        (Some(Cause::Failed(_) | Cause::Uninterruptible(_) | Cause::NotJoined(_)), None) => {
+            match turn.due_decision() {
+                Some(ExpectedStep::End(EndReason::Rule(RuleAction::Succeed))) => both(0),
+                Some(ExpectedStep::End(EndReason::Rule(RuleAction::Requeue))) => both(REQUEUE),
+                Some(ExpectedStep::End(EndReason::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
+                Some(due) if turn.given_up().is_empty() => match turn.restart_is_too_late(due) {
+                    (_, true) => both(of_limit),
+                    (true, false) => (ExitStatus::Code(of_limit), plain),
+                    (false, false) => (plain, plain),
+                },
+                _ => (plain, plain),
+            }
+        }
         _ => (plain, plain),
     }
 }
@@ -84,7 +86,10 @@ fn plain_status(setup: &Setup, has_started: bool, end: &JobOutcome) -> ExitStatu
         Some((FailureKind::Ended, Exit::Signal { number, .. })) => {
             128 + u8::try_from(number).expect("a signal")
         }
-        Some((FailureKind::EndedByStop | FailureKind::Stuck { .. } | FailureKind::NotJoined { .. }, _))
+        Some((
+            FailureKind::EndedByStop | FailureKind::Uninterruptible { .. } | FailureKind::NotJoined { .. },
+            _,
+        ))
         | None => LAUNCHER_FAILED,
     };
     let is_exception =

@@ -175,7 +175,7 @@ impl<M: Machine> World<'_, M> {
             Some(Question::Devices) => Input::DevicesProbed { generation, report: checkup(dead) },
             Some(Question::NewDevices) => {
                 let assignment =
-                    new_devices.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
+                    new_devices.and_then(LocalWorldSize::new).ok_or_else(|| "no devices".to_owned());
                 Input::DevicesReassigned { generation, result: assignment }
             }
             Some(Question::Progress) => {
@@ -310,7 +310,8 @@ impl<M: Machine> World<'_, M> {
         if self.oracle.suspended_at.is_none() {
             let ended = self.node.end_due_processes(self.now);
             self.push_exits(ended);
-            if self.node.end_due_leftover(self.now) {
+            let is_leftover_gone = self.node.end_due_leftover(self.now);
+            if self.node.end_due_group_members(self.now) || is_leftover_gone {
                 self.queue.push_back(Input::DescendantReaped);
             }
         }

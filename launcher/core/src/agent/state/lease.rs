@@ -1,6 +1,9 @@
 //! The lease of this node: until when the other nodes take it for alive, and what follows from its end. Pure.
 //!
 //! The lease changes with every heartbeat, so the loop brings it when it asks. The state acts once on each lease.
+//!
+//! The checks are questions of the loop and not inputs: the answer is an input that waits in the queue while the job is
+//! suspended, or goes before the exits in it. So a lease counts as ended once its answer is queued.
 
 use std::time::Instant;
 

@@ -367,7 +367,7 @@ impl State {
                 let actions = self.stop_workers(now, live, StopReason::EndedElsewhere, None);
                 self.limit_kill_time(kill_by);
                 let grace = self.remaining_grace(now);
-                let event = JobEvent::OverElsewhere { remote_end: ending, live: ours, grace };
+                let event = JobEvent::EndedElsewhere { remote_end: ending, live: ours, grace };
                 ranks.into_iter().chain(with_event_after_signal(actions, event)).collect()
             }
             phase @ JobPhase::Stopping { .. } => {

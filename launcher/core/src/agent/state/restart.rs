@@ -248,7 +248,7 @@ impl State {
             Decision::Fail(refusal) => {
                 // The summary tells how many restarts were used, and a user that stopped the job knows.
                 let is_known_to_user =
-                    matches!(refusal, NoRestart::Stopped | NoRestart::Stuck | NoRestart::Budget);
+                    matches!(refusal, NoRestart::Stopped | NoRestart::Uninterruptible | NoRestart::Budget);
                 let event = (!is_known_to_user).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
                 if let (Action::Finish(end), NoRestart::Rule(rule)) = (&mut finish, refusal)

@@ -55,7 +55,7 @@ impl State {
     /// Any other reason to stop takes effect before the poll.
     pub(super) fn stop_siblings_on_input(&mut self, now: Instant, input: &Input) -> Vec<Action> {
         match input {
-            Input::Changed(_) | Input::Over(_) => self.stop_siblings(now),
+            Input::Changed(_) | Input::RendezvousEnded(_) => self.stop_siblings(now),
             Input::StartFailed { generation, .. } if *generation == self.generation => {
                 self.stop_siblings(now)
             }

@@ -17,7 +17,8 @@ use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
     /// The input for a stop signal that came through the guard. The second one kills. A signal that was sent to the
-    /// agent itself does not count: it may be the same one.
+    /// agent itself does not count: it may be the same one. The requests are counted as they come, so the input says all
+    /// that the state needs, whichever way it came.
     #[must_use]
     pub fn stop_by_guard(&mut self, signal: Signal) -> Input {
         Input::StopRequested { signal, is_second: std::mem::replace(&mut self.has_guard_stop, true) }
@@ -103,9 +104,14 @@ impl State {
         };
         *sent = worker_signal;
         let live = live.clone();
-        let signal_action = self.signal_workers(&live, worker_signal);
         let notice = self.report_stop_to_peers(StopReason::Signal(signal));
-        notice.into_iter().chain([signal_action, self.stopping_event(now, signal, &live)]).collect()
+        let signal_action = (!live.is_empty()).then(|| self.signal_workers(&live, worker_signal));
+        let groups = self.signal_ended_groups(worker_signal);
+        let event = match self.awaits_groups() {
+            true => self.awaiting_groups_event(now),
+            false => Some(self.stopping_event(now, signal, &live)),
+        };
+        notice.into_iter().chain(signal_action).chain(groups).chain(event).collect()
     }
 
     fn finish_before_start(&self, signal: Signal) -> Action {
@@ -118,7 +124,8 @@ impl State {
     }
 
     fn stopping_event(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
-        let (worker_signal, grace) = (self.rules.worker_signal(signal), self.remaining_grace(now));
+        let worker_signal = self.rules.options.signal_of_stop(self.rules.worker_signal(signal));
+        let grace = self.remaining_grace(now);
         Action::Emit(JobEvent::Stopping { signal, worker_signal, live: self.running_workers(live), grace })
     }
 

@@ -9,22 +9,35 @@ use crate::posix::Signal;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::{State, insert_action};
-use crate::agent::message::{Action, NotJoined};
+use crate::agent::message::{Action, Input, NotJoined};
 use crate::agent::phase::{JobPhase, StartProgress};
 use crate::job_event::{FailureKind, JobEvent, WorkerEnd};
 use crate::spec::stop::StopReason;
 
 impl State {
-    /// Records how far the start of this generation is.
-    pub const fn set_start_progress(&mut self, progress: StartProgress) {
-        self.start_progress = progress;
+    /// Handles an answer to [`Action::Start`]. One about an old generation changes nothing.
+    pub(super) fn on_start_answer(&mut self, now: Instant, answer: Input) -> Vec<Action> {
+        match answer {
+            Input::Started { generation } if generation == self.generation => {
+                self.start_progress = StartProgress::Done;
+                Vec::new()
+            }
+            Input::StartFailed { generation, failed, error } if generation == self.generation => {
+                self.launcher_error.get_or_insert(*error);
+                self.on_start_ended(now, failed)
+            }
+            Input::StartCancelled { generation } if generation == self.generation => {
+                self.on_start_ended(now, LocalRank(0))
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The workers in `live` that have processes of ours.
     pub(super) fn running_workers(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
         match self.start_progress {
             StartProgress::Pending => Vec::new(),
-            StartProgress::Over => self.without_external_worker(live),
+            StartProgress::Done => self.without_external_worker(live),
         }
     }
 

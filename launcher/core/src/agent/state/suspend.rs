@@ -107,6 +107,7 @@ impl State {
             watch.add_suspended_time(lasted);
         }
         self.finished.add_suspended_time(lasted);
+        self.groups.add_suspended_time(lasted);
         if let Some(join_by) = &mut self.join_by {
             *join_by += lasted;
         }

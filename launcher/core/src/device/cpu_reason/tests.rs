@@ -1,4 +1,4 @@
-//! Reasons from variables and pictures made by hand.
+//! Reasons from variables and snapshots made by hand.
 
 use std::ffi::OsString;
 
@@ -45,7 +45,7 @@ fn hidden_devices_mean_cpu_is_requested() {
         ("ZE_AFFINITY_MASK=", true),
         ("HABANA_VISIBLE_MODULES=", true),
         ("ASCEND_RT_VISIBLE_DEVICES=-1", true),
-        // The image's wish counts only where the user has none.
+        // The image's variable counts only where the user sets none.
         ("CUDA_VISIBLE_DEVICES=|NVIDIA_VISIBLE_DEVICES=all", true),
         // To ROCm an empty list of HIP's is an unset one.
         ("ROCR_VISIBLE_DEVICES=0|HIP_VISIBLE_DEVICES=", false),

@@ -5,7 +5,7 @@ use super::*;
 fn list(text: &str) -> Vec<SelectorEntry> {
     match text.parse() {
         Ok(Selector::List(entries)) => entries,
-        other => panic!("`{text}` is no list: {other:?}"),
+        other => panic!("`{text}` is not a list: {other:?}"),
     }
 }
 

@@ -128,7 +128,7 @@ fn disconnected_peer_is_dead_until_next_heartbeats() {
     let mut stage = Stage::new();
     stage.read_state_at(0.0, 1, 1);
     stage.failure_detector.mark_disconnected(&node("ours"));
-    stage.failure_detector.mark_disconnected(&node("stranger"));
+    stage.failure_detector.mark_disconnected(&node("unknown"));
     assert_eq!(stage.dead(), ["ours"]);
     stage.read_state_at(0.5, 2, 1);
     assert_eq!(stage.dead(), ["ours"], "this beat may be from before");

@@ -245,7 +245,7 @@ fn rows_9_and_10_running_round_is_waited_for_if_place_is_free() {
     assert_eq!(
         describe_step(stage.join(None, 0.0)),
         "(quietly) 0 complete [a0 b1] [z] [m]",
-        "the seat is z's"
+        "the place is z's"
     );
 }
 
@@ -360,7 +360,7 @@ fn member_gets_only_changes_that_end_its_round() {
     assert_eq!(
         describe_step(stay(["a b m", "t", "z"])),
         "(quietly) 3 complete [a0 b1 m2] [] [t z]",
-        "there is no seat"
+        "there is no place"
     );
     let pair = nodes("a m");
     let goal = RoundGoal::Stay { round: 3, members: &pair };

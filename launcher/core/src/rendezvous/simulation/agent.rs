@@ -47,7 +47,7 @@ pub(super) enum Phase {
     Running { round: u64, members: Rc<[Node]> },
     Stopping { round: u64, until: u64, then: AfterWorkers },
     Leaving { closes: bool },
-    Ended(EndReason),
+    Ended(AgentEnd),
 }
 
 /// What the agent does after its workers have ended.
@@ -60,7 +60,7 @@ pub(super) enum AfterWorkers {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EndReason {
+pub(super) enum AgentEnd {
     Crashed,
     TimedOut,
     Closed,

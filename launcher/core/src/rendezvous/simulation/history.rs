@@ -45,7 +45,7 @@ pub(super) struct Setup {
     pub(super) given: GivenRanks,
     /// Whether slot 0 hosts the store, and is told which connections close.
     pub(super) hosts: bool,
-    /// Seats with a torchrun agent, one bit each.
+    /// Slots with a torchrun agent, one bit each.
     pub(super) torch: u8,
 }
 
@@ -171,7 +171,7 @@ impl History {
         Self { setup, events, seed }
     }
 
-    /// A history with torchrun agents, which survive neither a lost message nor a wrong clock. Seat 0 stays a rankrun
+    /// A history with torchrun agents, which survive neither a lost message nor a wrong clock. Slot 0 stays a rankrun
     /// agent, because torchrun agents alone never notice a dead node. There are never more nodes than places, because
     /// torchrun agents restart repeatedly while others wait for a full round.
     pub(super) fn mixed(seed: u64) -> Self {

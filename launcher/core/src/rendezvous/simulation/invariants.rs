@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::agent::{Agent, EndReason, Phase};
+use super::agent::{Agent, AgentEnd, Phase};
 use super::history::{GivenRanks, JOIN, LEASE, MAX_EVENTS};
 use super::world::{TICK, World};
 use crate::rendezvous::state::{Node, RendezvousState};
@@ -27,7 +27,7 @@ pub(super) const INVARIANTS: [Invariant; 14] = [
     Invariant { number: "R4", description: "No agent runs after the rendezvous is closed" },
     Invariant {
         number: "R5",
-        description: "When the faults are over, a round is complete and stays so, with as many agents as have a seat, or all have ended",
+        description: "When the faults are over, a round is complete and stays so, with as many agents as the round has places, or all have ended",
     },
     Invariant { number: "R6", description: "A dead agent is in no list a lease and two looks later" },
     Invariant {
@@ -269,7 +269,7 @@ impl World<'_> {
         if living < self.setup.min as usize {
             return living == 0;
         }
-        let is_seated = |agent: &Agent| match &agent.phase {
+        let is_placed = |agent: &Agent| match &agent.phase {
             Phase::Running { round, .. } => {
                 *round == state.round && state.participants.contains(&agent.me.node)
             }
@@ -279,7 +279,7 @@ impl World<'_> {
         state.complete
             && state.wait_list.is_empty()
             && state.participants.len() == living.min(self.setup.max as usize)
-            && self.living().all(|(_, agent)| is_seated(agent))
+            && self.living().all(|(_, agent)| is_placed(agent))
     }
 
     /// Checks the end of the history.
@@ -295,7 +295,7 @@ impl World<'_> {
             _ => None,
         });
         let is_open =
-            |why: EndReason| !matches!(why, EndReason::Closed | EndReason::NotNeeded | EndReason::HasClosed);
+            |why: AgentEnd| !matches!(why, AgentEnd::Closed | AgentEnd::NotNeeded | AgentEnd::HasClosed);
         let agrees = self.store.state.closed || reasons.clone().all(is_open);
         hold!("R5", agrees, "it is not closed, and {}", ends());
         let disturbed = self.oracle.disturbed.max(self.oracle.late);

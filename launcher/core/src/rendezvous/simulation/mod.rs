@@ -16,31 +16,26 @@ mod store;
 mod torch;
 mod world;
 
-use crate::simulated::{Seeds, is_soak, seed};
+use crate::simulated::{Seeds, is_soak, search_on_threads, shortest};
 use history::History;
 use invariants::INVARIANTS;
 use mutants::{FAULTS, Fault, Machine};
-use report::{Failing, render_failure, search, shortest};
+use report::{Failing, render_failure, search};
 
 const HISTORIES: u64 = 8_000;
 const MIXED_HISTORIES: u64 = 2_000;
 const SOAK_HISTORIES: u64 = 40 * HISTORIES;
 /// Upper limit; the search stops at the first violation.
 const HISTORIES_OF_A_MUTANT: u64 = 5_000;
-const THREADS: u64 = 2;
+
+const fn count_events(history: &History) -> usize {
+    history.events.len()
+}
 
 /// Runs many histories on two threads.
 fn hold_in_all(count: u64, history: impl Fn(u64) -> History + Sync) {
-    let seed = seed();
-    let seeds =
-        |thread| Seeds { first: seed.wrapping_add(thread), step: THREADS, count: count / THREADS, enough: 4 };
-    let history = &history;
-    let failing: Vec<Failing> = std::thread::scope(|scope| {
-        let part = |thread| scope.spawn(move || search(seeds(thread), Machine::default(), history));
-        let threads: Vec<_> = (0..THREADS).map(part).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-    });
-    if let Some(shortest) = shortest(failing) {
+    let failing = search_on_threads(count, 4, |seeds| search(seeds, Machine::default(), &history));
+    if let Some(shortest) = shortest(failing, count_events) {
         panic!("{}", render_failure(&shortest, Machine::default()));
     }
 }
@@ -59,7 +54,7 @@ fn round_logic_holds_invariants_beside_torchrun_agents() {
 fn find(fault: Fault) -> Option<Failing> {
     // The seeds are fixed, because it depends on chance which invariant a fault violates first.
     let seeds = Seeds { first: 1, step: 1, count: HISTORIES_OF_A_MUTANT, enough: 1 };
-    shortest(search(seeds, Machine::with(fault), History::random))
+    shortest(search(seeds, Machine::with(fault), History::random), count_events)
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(super) enum Fault {
     IgnoresTheEnd,
     IgnoresTheDead,
     ClosesWhenItLeaves,
-    LeavesWithoutAWord,
+    LeavesSilently,
     IgnoresTheLost,
     IgnoresWhoWaits,
     NeverTurnsTheRound,
@@ -46,7 +46,7 @@ pub(super) enum Fault {
     /// The agent waits for a place even if the round is full.
     Disturbs,
     NeverTimesOut,
-    BelievesClocks,
+    TrustsRemoteClocks,
     /// The agent compares heartbeats with its own clock.
     RefreshesByTheClock,
     NeverRefreshes,
@@ -70,7 +70,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::IgnoresTheEnd, &["R4", "R5"]),
     (Fault::IgnoresTheDead, &["R5", "R6"]),
     (Fault::ClosesWhenItLeaves, &["R7"]),
-    (Fault::LeavesWithoutAWord, &["R7"]),
+    (Fault::LeavesSilently, &["R7"]),
     (Fault::IgnoresTheLost, &["R5"]),
     (Fault::IgnoresWhoWaits, &["R5"]),
     (Fault::NeverTurnsTheRound, &["R5"]),
@@ -78,7 +78,7 @@ pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::StaysASpare, &["R5"]),
     (Fault::Disturbs, &["R5"]),
     (Fault::NeverTimesOut, &["R5"]),
-    (Fault::BelievesClocks, &["R1", "R5", "R9", "R14"]),
+    (Fault::TrustsRemoteClocks, &["R1", "R5", "R9", "R14"]),
     (Fault::RefreshesByTheClock, &["R9"]),
     (Fault::NeverRefreshes, &["R12"]),
     (Fault::RefusesForTheDead, &["R13"]),
@@ -118,7 +118,7 @@ impl Machine {
 
 fn mutate_view(fault: Fault, state: &RendezvousState, me: &LocalNode, wall: Timestamp) -> RendezvousState {
     match fault {
-        Fault::BelievesClocks => torch::cleaned(state, me, wall),
+        Fault::TrustsRemoteClocks => torch::cleaned(state, me, wall),
         Fault::IgnoresTheEnd => RendezvousState { closed: false, ..state.clone() },
         _ => state.clone(),
     }
@@ -195,7 +195,7 @@ fn mutate_step(
 ) -> Option<RoundStep> {
     let (old, node) = (view.state, &me.node);
     Some(match (fault, step) {
-        (Fault::LeavesWithoutAWord, RoundStep::Write { .. }) if goal == RoundGoal::Leave => RoundStep::Done,
+        (Fault::LeavesSilently, RoundStep::Write { .. }) if goal == RoundGoal::Leave => RoundStep::Done,
         (Fault::IgnoresTheLost, RoundStep::Changed(RoundEnd::MemberGone(_)))
         | (Fault::IgnoresWhoWaits, RoundStep::Changed(RoundEnd::Waits(_))) => return None,
         (Fault::NeverRefreshes, RoundStep::Write { state, .. })

@@ -11,12 +11,8 @@ use crate::simulated::Seeds;
 /// Maximum number of lines of the transcript.
 const MOST_LINES: usize = 150;
 
-#[derive(Debug)]
-pub(super) struct Failing {
-    pub(super) seed: u64,
-    pub(super) history: History,
-    pub(super) broken: Broken,
-}
+/// A history that violates an invariant.
+pub(super) type Failing = crate::simulated::Failing<History, Broken>;
 
 /// Runs a history. If some of its clocks are wrong, runs it again with right clocks, and compares.
 pub(super) fn run_history(history: &History, machine: Machine, second_in: u64) -> Result<(), Broken> {
@@ -41,38 +37,25 @@ pub(super) fn search(seeds: Seeds, machine: Machine, history: impl Fn(u64) -> Hi
     failing.take(seeds.enough).collect()
 }
 
-/// Returns the history with the fewest events.
-pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
-    failing.into_iter().min_by_key(|failing| failing.history.events.len())
-}
-
 /// Removes events and settings that the same failure does not need.
-fn shrink(mut failing: Failing, machine: Machine) -> Failing {
+fn shrink(failing: Failing, machine: Machine) -> Failing {
     let first = failing.broken.invariant;
-    loop {
-        let fails = |history: History| {
+    failing.shrink(|history| {
+        history.shrink_candidates().into_iter().find_map(|history| {
             let broken = run_history(&history, machine, 1).err()?;
             (broken.invariant == first).then_some((history, broken))
-        };
-        let Some((history, broken)) = failing.history.shrink_candidates().into_iter().find_map(fails) else {
-            return failing;
-        };
-        failing = Failing { history, broken, ..failing };
-    }
+        })
+    })
 }
 
 /// The report of a failing history: the violation, the command that repeats it, its events and its transcript.
 pub(super) fn render_failure(failing: &Failing, machine: Machine) -> String {
-    let Failing { seed, history, broken } = failing;
+    let Failing { history, broken, .. } = failing;
     let mut text = format!(
         "invariant {}: {}\n  {}\n",
         broken.invariant.number, broken.invariant.description, broken.why
     );
-    let _ = writeln!(
-        text,
-        "\nthe shortest history that breaks it; RANKRUN_SEED={seed} begins with a longer one:\n  {:?}",
-        history.setup
-    );
+    let _ = writeln!(text, "\n{}\n  {:?}", failing.how_to_repeat(), history.setup);
     for Event { after, slot, what } in &history.events {
         let _ = writeln!(text, "  {after} ms later, n{slot}: {what:?}");
     }

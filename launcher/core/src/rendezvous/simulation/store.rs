@@ -19,7 +19,7 @@ pub(super) struct Store {
 #[derive(Debug, Clone)]
 pub(super) enum Request {
     /// Reads the state, and the heartbeats too if this agent's heartbeat is due.
-    Look { reads_heartbeats: bool },
+    Read { reads_heartbeats: bool },
     /// Replaces the state if it still has the `expected` version.
     Write { state: Rc<RendezvousState>, expected: u64, notifies: bool },
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::agent::{AfterWorkers, Agent, EndReason, Phase};
+use super::agent::{AfterWorkers, Agent, AgentEnd, Phase};
 use super::history::{EventKind, History, JOIN, LEASE, MAX_EVENTS, Setup};
 use super::invariants::{Broken, Oracle};
 use super::mutants::{Fault, Machine};
@@ -62,7 +62,7 @@ pub(super) struct World<'a> {
 
 #[derive(Debug)]
 pub(super) enum NetworkEvent {
-    Chosen(EventKind, usize),
+    FromHistory(EventKind, usize),
     Arrives { incarnation: Incarnation, id: u64, request: Request, sent: u64 },
     Answered { incarnation: Incarnation, id: u64, answer: Answer, sent: Option<u64> },
     TimesOut { incarnation: Incarnation, id: u64 },
@@ -126,7 +126,7 @@ impl World<'_> {
         for slot in 0..history.setup.nodes as usize {
             let boots = u64::from(history.setup.boots[slot]);
             quiet = quiet.max(boots);
-            self.schedule_event(boots, NetworkEvent::Chosen(EventKind::Boot, slot));
+            self.schedule_event(boots, NetworkEvent::FromHistory(EventKind::Boot, slot));
         }
         for event in &history.events {
             moment += u64::from(event.after);
@@ -137,7 +137,7 @@ impl World<'_> {
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
-            self.schedule_event(moment, NetworkEvent::Chosen(event.what, event.slot));
+            self.schedule_event(moment, NetworkEvent::FromHistory(event.what, event.slot));
         }
         quiet
     }
@@ -178,7 +178,7 @@ impl World<'_> {
 
     fn handle_event(&mut self, event: NetworkEvent) -> Result<(), Broken> {
         match event {
-            NetworkEvent::Chosen(what, slot) => self.apply_history_event(what, slot),
+            NetworkEvent::FromHistory(what, slot) => self.apply_history_event(what, slot),
             NetworkEvent::Arrives { incarnation, id, request, sent } => {
                 self.on_request(incarnation, id, request, sent)
             }
@@ -195,7 +195,7 @@ impl World<'_> {
                 };
                 agent.pending = None;
                 agent.clear_since = now;
-                self.send_request(incarnation.0, Request::Look { reads_heartbeats: true });
+                self.send_request(incarnation.0, Request::Read { reads_heartbeats: true });
                 Ok(())
             }
             NetworkEvent::HeartbeatArrives { incarnation, sent } => {
@@ -263,9 +263,9 @@ impl World<'_> {
                     agent.clear_since = self.cut_until[slot];
                 }
             }
-            EventKind::Crash if is_running => self.crash(slot, EndReason::Crashed),
+            EventKind::Crash if is_running => self.crash(slot, AgentEnd::Crashed),
             // A torchrun agent leaves without a message.
-            EventKind::Leaves if is_running && self.setup.is_torch(slot) => self.crash(slot, EndReason::Left),
+            EventKind::Leaves if is_running && self.setup.is_torch(slot) => self.crash(slot, AgentEnd::Left),
             EventKind::Fails | EventKind::Leaves | EventKind::Closes if is_running => {
                 let agent = self.agents[slot].as_mut().expect("it lives");
                 agent.schedule_lease_stop(now, stop);
@@ -316,10 +316,10 @@ impl World<'_> {
         self.agents[slot] = Some(agent);
         let incarnation = self.incarnation_of(slot);
         self.schedule_event(self.now + TICK, NetworkEvent::Ticks { incarnation });
-        self.send_request(slot, Request::Look { reads_heartbeats: true });
+        self.send_request(slot, Request::Read { reads_heartbeats: true });
     }
 
-    fn crash(&mut self, slot: usize, why: EndReason) {
+    fn crash(&mut self, slot: usize, why: AgentEnd) {
         let agent = self.agents[slot].as_mut().expect("it lives");
         agent.phase = Phase::Ended(why);
         let node = agent.me.node.clone();

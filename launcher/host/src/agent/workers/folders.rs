@@ -2,9 +2,6 @@
 //! specification says which; the worker group gets them before it spawns.
 
 use std::error::Error;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rankrun_contract::rank::RestartCount;
@@ -12,7 +9,10 @@ use rankrun_contract::rank::RestartCount;
 use crate::blocking::CallStep;
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{LogError, LogFiles};
+use crate::process::exec_files::read_exec_files;
+use crate::process::program_file;
 use crate::system::short_hostname;
+use rankrun_core::agent::signal_scope::ProgramFile;
 use rankrun_core::log_route::{Routes, StreamOwner, routes};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::{LaunchSpec, LogDir};
@@ -33,13 +33,18 @@ pub(in crate::agent) struct GenerationFolders {
     /// The routes of each worker, by local rank.
     pub(super) routes: Vec<Routes>,
     pub(super) files: LogFiles,
+    pub(super) program: ProgramFile,
 }
 
 impl FolderRequest {
     pub(super) fn make(self, step: &CallStep) -> Result<GenerationFolders, LogError> {
         let program = self.spec.entrypoint.program();
-        step.set(format!("the file system of the program `{}`", program.display()));
-        read_first_byte(program);
+        read_exec_files(program, step);
+        let program = if ProgramFile::is_needed(&self.spec) {
+            program_file::look_at_program(program)
+        } else {
+            ProgramFile::Other
+        };
         if let Some(folder) = self.spec.logs.dir.folder() {
             step.set(format!("the file system of the log folder `{}`", folder.display()));
         }
@@ -51,7 +56,7 @@ impl FolderRequest {
             started.filter(|(placement, _)| self.spec.external_worker != Some(placement.local_rank));
         let started = started.map(|(_, routes)| routes);
         let files = LogFiles::open(started, attempt.as_ref(), &self.spec.logs.duplicates);
-        Ok(GenerationFolders { attempt, routes, files })
+        Ok(GenerationFolders { attempt, routes, files, program })
     }
 
     /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.
@@ -82,13 +87,5 @@ impl FolderRequest {
         };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         routes(&self.spec.logs, owner, folder.as_deref())
-    }
-}
-
-/// The agent's thread waits for a worker's exec, so a file system that hangs must hang here first. The exec itself names
-/// any error.
-fn read_first_byte(program: &Path) {
-    if program.is_file() {
-        let _ = File::open(program).and_then(|mut file| file.read(&mut [0]));
     }
 }

@@ -26,6 +26,14 @@ impl Drop for Place {
     }
 }
 
+fn jobs(place: &Place) -> Vec<JobFolder> {
+    place.folders().find_job_folders().unwrap().jobs
+}
+
+fn dead(place: &Place, now: SystemTime) -> Vec<JobFolder> {
+    place.folders().find_job_folders().unwrap().into_dead(now)
+}
+
 fn job() -> JobId {
     JobId(Uuid::new_v4().to_string())
 }
@@ -52,12 +60,9 @@ fn job_folder_is_private_and_removed_with_its_parent() {
         assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o700, "{path:?}");
     }
     assert!(!folder.is_dead());
-    assert_eq!(
-        (place.folders().job_folders(), place.folders().dead_folders(SystemTime::now())),
-        (vec![folder.clone()], vec![])
-    );
+    assert_eq!((jobs(&place), dead(&place, SystemTime::now())), (vec![folder.clone()], vec![]));
     drop(listener);
-    assert_eq!(place.folders().dead_folders(SystemTime::now()), std::slice::from_ref(&folder));
+    assert_eq!(dead(&place, SystemTime::now()), std::slice::from_ref(&folder));
     folder.remove().unwrap();
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
 }
@@ -69,36 +74,79 @@ fn job_folder_with_long_path_is_made_and_reached() {
     DirBuilder::new().mode(0o700).create(&deep.0).unwrap();
     let (folder, _listener) = JobFolder::make(&deep.folders(), &job()).unwrap();
     assert!(folder.path.as_os_str().len() > MAX_SOCKET_PATH);
-    assert!(folder.connect().is_ok());
-    assert_eq!(deep.folders().job_folders(), [folder]);
+    assert!(folder.connect(ANSWER_TIMEOUT).is_ok());
+    assert_eq!(jobs(&deep), [folder]);
 }
 
 #[test]
-fn folder_of_other_user_or_with_open_mode_is_refused() {
+fn own_folder_that_others_may_read_is_listed_and_made_private() {
+    let place = Place::new("readable");
+    let path = place.0.join("rankrun");
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    let (folder, _listener) = JobFolder::make(&place.folders(), &job()).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    let found = place.folders().find_job_folders().unwrap();
+    assert_eq!((found.jobs, found.refused, mode()), (vec![folder], vec![], 0o755));
+    assert!(JobFolder::make(&place.folders(), &job()).is_ok());
+    assert_eq!(mode(), 0o700);
+}
+
+#[test]
+fn folder_that_others_may_change_is_refused_with_reason() {
     let place = Place::new("open");
     let path = place.0.join("rankrun");
-    let kind = || JobFolder::make(&place.folders(), &job()).map(|_| ()).map_err(|error| error.kind());
-    DirBuilder::new().mode(0o755).create(&path).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(kind(), Err(io::ErrorKind::PermissionDenied));
-    fs::remove_dir(&path).unwrap();
+    let refusal = |reason: &str| {
+        let expected = format!("the runtime folder `{}` is not used: {reason}", path.display());
+        assert_eq!(JobFolder::make(&place.folders(), &job()).unwrap_err().to_string(), expected);
+        let found = place.folders().find_job_folders().unwrap();
+        let refused: Vec<String> = found.refused.iter().map(ToString::to_string).collect();
+        assert_eq!((found.jobs, refused), (vec![], vec![expected]));
+    };
+    for mode in [0o720, 0o702] {
+        DirBuilder::new().create(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        refusal(&format!("other users may write to it (mode {mode:o})"));
+        fs::remove_dir(&path).unwrap();
+    }
     symlink("/", &path).unwrap();
-    assert_eq!(kind(), Err(io::ErrorKind::PermissionDenied));
+    refusal("it is not a folder");
     fs::remove_file(&path).unwrap();
     fs::write(&path, "").unwrap();
-    assert_eq!(kind(), Err(io::ErrorKind::PermissionDenied));
-    assert_eq!(place.folders().job_folders(), []);
-    // A runtime folder of another user, as under `sudo`: here `/` and our own user unless that is root.
+    refusal("it is not a folder");
+    fs::remove_file(&path).unwrap();
     if rustix::process::geteuid().is_root() {
-        let other = place.0.join("other");
-        DirBuilder::new().mode(0o700).create(&other).unwrap();
-        std::os::unix::fs::chown(&other, Some(12_345), None).unwrap();
-        let folders =
-            RuntimeFolders(vec![RuntimeFolder { path: other.join("rankrun"), needs_own_parent: true }]);
-        let refused = JobFolder::make(&folders, &job()).map(|_| ()).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-        assert_eq!(fs::read_dir(&other).unwrap().count(), 0);
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+        refusal("it belongs to another user (uid 12345)");
     }
+}
+
+/// As under `sudo`: jobs have their folders in the next place.
+#[test]
+fn runtime_folder_of_other_user_is_left_alone() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = Place::new("sudo");
+    let other = place.0.join("other");
+    DirBuilder::new().mode(0o700).create(&other).unwrap();
+    std::os::unix::fs::chown(&other, Some(12_345), None).unwrap();
+    let folders = RuntimeFolders(vec![RuntimeFolder { path: other.join("rankrun"), needs_own_parent: true }]);
+    let refused = JobFolder::make(&folders, &job()).unwrap_err().to_string();
+    assert_eq!(refused, format!("`{}` is not a folder of this user", other.display()));
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 0);
+    assert_eq!(folders.find_job_folders().unwrap(), FoundFolders::default());
+}
+
+#[test]
+fn refused_folder_behind_a_usable_one_is_not_reported() {
+    let place = Place::new("behind");
+    let usable = RuntimeFolder { path: place.0.join("rankrun"), needs_own_parent: true };
+    let refused = RuntimeFolder { path: place.0.join("file"), needs_own_parent: false };
+    fs::write(&refused.path, "").unwrap();
+    let reported = |folders| RuntimeFolders(folders).find_job_folders().unwrap().refused.len();
+    assert_eq!(reported(vec![usable.clone(), refused.clone()]), 0);
+    assert_eq!(reported(vec![refused, usable]), 1);
 }
 
 #[test]
@@ -108,7 +156,10 @@ fn foreign_entries_are_not_job_folders() {
     for name in ["notes", ".new-4711"] {
         DirBuilder::new().create(place.0.join("rankrun").join(name)).unwrap();
     }
-    assert_eq!(place.folders().job_folders(), std::slice::from_ref(&folder));
+    let [file, link] = [job(), job()].map(|job| place.0.join("rankrun").join(job.0));
+    fs::write(file, "").unwrap();
+    symlink(&folder.path, link).unwrap();
+    assert_eq!(jobs(&place), std::slice::from_ref(&folder));
     folder.remove().unwrap();
     assert!(place.0.join("rankrun/notes").exists(), "a parent with other entries stays");
 }
@@ -121,9 +172,7 @@ fn new_folder_of_killed_agent_is_found_and_removed_when_old() {
     let new = place.0.join("rankrun").join(format!("{NEW_PREFIX}{}", job().0));
     let make = || DirBuilder::new().mode(0o700).create(&new).unwrap();
     make();
-    let paths = |now| -> Vec<PathBuf> {
-        place.folders().dead_folders(now).into_iter().map(|folder| folder.path).collect()
-    };
+    let paths = |now| -> Vec<PathBuf> { dead(&place, now).into_iter().map(|folder| folder.path).collect() };
     let later = SystemTime::now() + 2 * NEW_LIMIT;
     assert_eq!((paths(SystemTime::now()), paths(later)), (vec![], vec![new.clone()]));
     // The next job removes it, but not that of a job which is about to listen.

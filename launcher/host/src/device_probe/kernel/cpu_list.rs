@@ -6,13 +6,13 @@ const MOST_CPUS: u32 = 8192;
 /// The text is not a list of CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a list of CPUs looks like `0-3,8,10-11`, with numbers below 8192")]
-pub struct CpuListError;
+pub(crate) struct CpuListError;
 
 /// The CPUs of a list, in ascending order, each once; an empty text is an empty list.
 ///
 /// # Errors
 /// The text is not a list, or has a number that no CPU can have.
-pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
+pub(crate) fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
     let text = text.trim();
     let items = text.split(',').filter(|_| !text.is_empty());
     let mut runs = items.map(parse_range).collect::<Result<Vec<_>, _>>()?;

@@ -62,7 +62,7 @@ fn cpus(tree: &Tree<'_>, online: &[u32]) -> Vec<Cpu> {
     online.iter().copied().map(cpu).collect()
 }
 
-/// The group of a CPU: known from another member, or read now. One that does not have the CPU itself is not believed.
+/// The group of a CPU: known from another member, or read now. A group that does not contain the CPU itself is ignored.
 fn cpu_group(
     known: &mut BTreeMap<u32, Vec<u32>>,
     id: u32,

@@ -7,7 +7,7 @@ use rankrun_core::device::{LinkKind, PciAddress};
 
 use crate::device_probe::kernel::tree::Tree;
 
-/// The longest way that is believed, in folders.
+/// A longer path of folders is taken for an error.
 const MAX_BRIDGES: usize = 64;
 
 /// The way from the processor to a PCI device.

@@ -1,4 +1,4 @@
-//! Pictures of NVML and the kernel, and the merged result.
+//! Snapshots of NVML and the kernel, and the merged result.
 
 use crate::device_probe::merge::*;
 use rankrun_core::device::{Condition, ProbeProblemKind};

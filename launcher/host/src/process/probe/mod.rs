@@ -3,7 +3,7 @@
 //! A probe is this very program, started with [`PROBE_ARGUMENT`]: [`run_probe`] is its whole life. The launcher asks by
 //! [`discover`] and [`cuda_order`] before it splits into guard and agent; the agent asks by [`Probes`] from its own
 //! loop. In both cases the caller is the main thread: the probes die with the thread that forked them.
-#![expect(unsafe_code, reason = "a probe ends without the libraries' own last words: `_exit`")]
+#![expect(unsafe_code, reason = "`_exit` ends a probe without the exit handlers of its libraries")]
 #![expect(
     clippy::disallowed_methods,
     reason = "the blocking wait has a clock, a probe inherits our environment"
@@ -246,7 +246,7 @@ const fn source(probe: Probe) -> &'static str {
     }
 }
 
-/// The picture of a probe that gave none.
+/// The snapshot of a probe that gave none.
 fn failed_probe_machine(probe: Probe, failed: &ProbeFailed) -> Machine {
     let kinds: &[DeviceType] = match probe {
         Probe::Nvidia(_) | Probe::CudaOrder => &[DeviceType::Cuda],

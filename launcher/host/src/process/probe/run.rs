@@ -43,7 +43,7 @@ pub enum ProbeFailed {
         limit: Duration,
     },
     /// It did not answer in time, and SIGKILL does not end it. It is our child still.
-    Stuck {
+    Unkillable {
         /// The time that the probe had to answer.
         limit: Duration,
         /// The process id of the probe.
@@ -79,7 +79,7 @@ impl ProbeFailed {
         match self {
             Self::Hung { limit } => ProbeProblemKind::Hung(limit.as_secs_f64().ceil() as u64),
             Self::Crashed { .. } => ProbeProblemKind::Crashed(self.to_string()),
-            Self::Stuck { .. } | Self::Failed(_) => ProbeProblemKind::Failed(self.to_string()),
+            Self::Unkillable { .. } | Self::Failed(_) => ProbeProblemKind::Failed(self.to_string()),
         }
     }
 }
@@ -88,9 +88,9 @@ impl fmt::Display for ProbeFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hung { limit } => write!(f, "no answer within {} s", limit.as_secs_f64()),
-            Self::Stuck { limit, pid } => write!(
+            Self::Unkillable { limit, pid } => write!(
                 f,
-                "no answer within {} s; the probe (pid {pid}) sits in the kernel and cannot be killed",
+                "no answer within {} s; the probe (pid {pid}) is stuck in the kernel and cannot be killed",
                 limit.as_secs_f64()
             ),
             Self::Crashed { exit, last_line } => {
@@ -273,7 +273,7 @@ impl ProbeRun {
     /// The probe survived SIGKILL. An answer counts all the same.
     fn unkillable_result(&self, verdict: Result<Answer, ProbeFailed>) -> Result<Answer, ProbeFailed> {
         verdict.map_err(|failed| match failed {
-            ProbeFailed::Hung { limit } => ProbeFailed::Stuck { limit, pid: self.pid },
+            ProbeFailed::Hung { limit } => ProbeFailed::Unkillable { limit, pid: self.pid },
             failed => failed,
         })
     }

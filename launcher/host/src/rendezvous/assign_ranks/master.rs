@@ -272,7 +272,7 @@ fn moved(exchange: &RankExchange, refusal: &StaleMasterAddress, now: &str) -> Re
     let of_peer = || NodeName::of_node(&refusal.peer, None, None);
     RendezvousError::MasterMoved {
         peer: Box::new(index.map_or_else(of_peer, |index| name(members, index))),
-        believed: refusal.cached_address.to_string(),
+        cached: refusal.cached_address.to_string(),
         now: now.to_owned(),
     }
 }

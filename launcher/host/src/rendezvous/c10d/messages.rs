@@ -15,7 +15,7 @@ const MOST_TRIES: u32 = 8;
 
 /// A node's descriptor and heartbeat, as read from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeDescription {
+pub(crate) struct NodeDescription {
     /// Its descriptor; empty if it published none.
     pub text: Vec<u8>,
     /// Its heartbeat counter, if it exists.
@@ -24,7 +24,7 @@ pub struct NodeDescription {
 
 /// Which agent reported the first failure of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FailureAuthor {
+pub(crate) enum FailureAuthor {
     /// This node reported it.
     Us,
     /// Another node reported it earlier.
@@ -225,7 +225,7 @@ mod tests {
 
     const NODES: usize = 3;
 
-    struct Seen {
+    struct StoreFixture {
         _store: StoreServer,
         other: Client,
         runtime: Runtime,
@@ -233,7 +233,7 @@ mod tests {
         node: Node,
     }
 
-    impl Seen {
+    impl StoreFixture {
         #[expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
         fn new() -> Self {
             let store = StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -284,65 +284,65 @@ mod tests {
 
     #[test]
     fn repeated_success_is_counted_once() {
-        let mut seen = Seen::new();
-        seen.one_more();
-        seen.tell();
-        seen.tell();
-        assert_eq!((seen.count(), seen.all()), (2, false));
+        let mut fixture = StoreFixture::new();
+        fixture.one_more();
+        fixture.tell();
+        fixture.tell();
+        assert_eq!((fixture.count(), fixture.all()), (2, false));
     }
 
     #[test]
     fn success_counted_before_reconnect_is_not_recounted() {
-        let mut seen = Seen::new();
-        seen.tried();
-        seen.one_more();
-        seen.tell();
-        assert_eq!((seen.count(), seen.all()), (1, false));
+        let mut fixture = StoreFixture::new();
+        fixture.tried();
+        fixture.one_more();
+        fixture.tell();
+        assert_eq!((fixture.count(), fixture.all()), (1, false));
     }
 
     #[test]
     fn success_not_counted_before_reconnect_is_counted() {
-        let mut seen = Seen::new();
-        seen.one_more();
-        seen.tried();
-        seen.tell();
-        assert_eq!((seen.count(), seen.all()), (2, false));
+        let mut fixture = StoreFixture::new();
+        fixture.one_more();
+        fixture.tried();
+        fixture.tell();
+        assert_eq!((fixture.count(), fixture.all()), (2, false));
     }
 
     #[test]
     fn last_success_is_announced_after_reconnect() {
-        let mut seen = Seen::new();
-        (1..NODES).for_each(|_| seen.one_more());
-        seen.tried();
-        seen.one_more();
-        seen.tell();
-        assert_eq!((seen.count(), seen.all()), (3, true));
+        let mut fixture = StoreFixture::new();
+        (1..NODES).for_each(|_| fixture.one_more());
+        fixture.tried();
+        fixture.one_more();
+        fixture.tell();
+        assert_eq!((fixture.count(), fixture.all()), (3, true));
     }
 
     #[test]
     fn rankrun_only_job_does_not_use_the_counter() {
-        let mut seen = Seen::new();
-        seen.publish_as(&seen.node.clone(), &[], None);
-        assert_eq!(seen.count(), 0);
-        let key = seen.backend.keys().succeeded(0, &seen.node);
-        assert!(seen.other.check(&[&key]).unwrap());
+        let mut fixture = StoreFixture::new();
+        fixture.publish_as(&fixture.node.clone(), &[], None);
+        assert_eq!(fixture.count(), 0);
+        let key = fixture.backend.keys().succeeded(0, &fixture.node);
+        assert!(fixture.other.check(&[&key]).unwrap());
     }
 
     #[test]
     fn rankrun_only_job_notifies_at_last_success() {
-        let mut seen = Seen::new();
+        let mut fixture = StoreFixture::new();
         let other = Node { addr: "th2".to_owned(), pid: 2, local_id: 0 };
-        let members = [seen.node.clone(), other.clone()];
-        let notifies = |seen: &mut Seen| {
-            let version = seen.other.get(&seen.backend.keys().version()).unwrap();
+        let members = [fixture.node.clone(), other.clone()];
+        let notifies = |fixture: &mut StoreFixture| {
+            let version = fixture.other.get(&fixture.backend.keys().version()).unwrap();
             parse_i64(&version).unwrap_or(0)
         };
-        seen.publish_as(&members[0], &members, None);
-        assert_eq!(notifies(&mut seen), 0);
-        seen.publish_as(&members[1], &members, None);
-        assert_eq!(notifies(&mut seen), 1);
+        fixture.publish_as(&members[0], &members, None);
+        assert_eq!(notifies(&mut fixture), 0);
+        fixture.publish_as(&members[1], &members, None);
+        assert_eq!(notifies(&mut fixture), 1);
         // After a reconnect the success is reported again.
-        seen.publish_as(&members[0], &members, None);
-        assert_eq!(notifies(&mut seen), 2);
+        fixture.publish_as(&members[0], &members, None);
+        assert_eq!(notifies(&mut fixture), 2);
     }
 }

@@ -15,7 +15,7 @@ use crate::store::StoreServer;
 use crate::store::client::ClientSettings;
 use crate::store::client::blocking::{Client, runtime};
 use rankrun_core::rendezvous::descriptor::PROTOCOL;
-use rankrun_core::rendezvous::roles::{RankAssignment, RoleInfo, assign};
+use rankrun_core::rendezvous::roles::assign;
 use rankrun_core::spec::rendezvous::NodeRange;
 
 const LIMIT: Duration = Duration::from_secs(30);

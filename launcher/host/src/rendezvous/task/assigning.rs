@@ -23,7 +23,8 @@ use rankrun_core::rendezvous::state::{Node, RendezvousState};
 use super::joining::Joining;
 use super::member::{Membership, PastRound};
 use super::peer_directory::{members_by_rank, ranks_of};
-use super::rendezvous_task::{Phase, RendezvousTask, wall};
+use super::phase::Phase;
+use super::rendezvous_task::{RendezvousTask, wall};
 
 /// Time limit for a name server that is asked for the store of a torchrun member.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);

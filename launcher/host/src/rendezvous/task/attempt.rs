@@ -16,7 +16,7 @@ use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, another_pro
 use rankrun_core::rendezvous::keys::RendezvousKeys;
 
 use super::connection::ConnectFailure;
-use super::rendezvous_task::interfaces;
+use super::opening::interfaces;
 
 /// Time limit of the first attempt.
 const FIRST_ATTEMPT_LIMIT: Duration = Duration::from_secs(1);

@@ -26,8 +26,9 @@ use rankrun_core::rendezvous::{LossRole, LostNode, NodeName};
 
 use super::attempt::{AddressSource, AttemptResult, AttemptSetup, ConnectAttempts};
 use super::heartbeat::{HeartbeatConfig, HeartbeatSender};
+use super::opening::interfaces;
 use super::refusals::Refusals;
-use super::rendezvous_task::{RendezvousTask, interfaces, random};
+use super::rendezvous_task::{RendezvousTask, random};
 use super::static_start::StaticProgress;
 use super::unreached::LOST_LINE;
 

@@ -39,12 +39,7 @@ pub(super) fn explain_port_in_use(error: StoreError, plan: &Plan, io_thread: &Io
         keys: plan.keys.clone(),
         static_run_id: plan.static_job.as_ref().map(|job| job.run_id.clone()),
     };
-    let (sender, found) = std::sync::mpsc::channel();
-    io_thread.spawn(async move {
-        // The receiver waits.
-        let _ = sender.send(search.find_at(port).await);
-    });
-    let Ok(Some(OtherHost { node })) = found.recv() else { return error.into() };
+    let Some(OtherHost { node }) = io_thread.block_on(search.find_at(port)) else { return error.into() };
     let owner = port_owner::port_owner(port);
     RendezvousError::AlreadyHosted { has_node_rank, port, owner, node: node.map(Box::new) }
 }

@@ -19,7 +19,8 @@ use rankrun_core::spec::rendezvous::RoundTimes;
 
 use super::member::PastRound;
 use super::peer_directory::ranks_of;
-use super::rendezvous_task::{Phase, RendezvousTask, random, wall};
+use super::phase::Phase;
+use super::rendezvous_task::{RendezvousTask, random, wall};
 use super::watch;
 
 /// Time of the first line about the wait, and the time between two lines.

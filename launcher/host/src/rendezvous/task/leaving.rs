@@ -15,7 +15,8 @@ use rankrun_core::rendezvous::round::{LocalNode, RoundGoal, RoundStep, next};
 use rankrun_core::rendezvous::state::{Node, RendezvousState};
 use rankrun_core::rendezvous::{FailureNote, NodeName, ShutdownKind};
 
-use super::rendezvous_task::{Participation, Phase, RendezvousTask, wall};
+use super::phase::Phase;
+use super::rendezvous_task::{Participation, RendezvousTask, wall};
 
 /// How long the others may take to end their connections: they still publish how they leave.
 const AFTER_SUCCESS: Duration = Duration::from_secs(5);

@@ -19,7 +19,8 @@ use rankrun_core::rendezvous::state::Node;
 use rankrun_core::rendezvous::{FailureNote, LossRole, LostNode, MembershipChange, NodeName, RendezvousEnd};
 
 use super::peer_directory::PeerDirectory;
-use super::rendezvous_task::{Phase, RendezvousTask, wall};
+use super::phase::Phase;
+use super::rendezvous_task::{RendezvousTask, wall};
 use super::static_start::StaticProgress;
 use super::watch::{LostNodeQuery, RoundFacts, Verdict, judge};
 use rankrun_core::rendezvous::lost_node_deadline::{PeerActivity, lost_node_deadline};
@@ -46,7 +47,7 @@ pub(super) enum Stage {
     /// They are stopped: the agent knows why.
     Stopping,
     /// The job is over, and the agent knows it.
-    Over,
+    Ended,
 }
 
 /// A round that this node is in.
@@ -133,7 +134,7 @@ impl Membership {
 
     /// Whether the agent knows that all workers have succeeded.
     pub(super) fn is_over(&self) -> bool {
-        self.stage == Stage::Over
+        self.stage == Stage::Ended
     }
 
     /// The name of a member, with its rank in this round.
@@ -217,7 +218,7 @@ impl RendezvousTask {
         let (stage, nodes, known_failure) =
             (membership.stage, membership.nodes.as_slice(), membership.failure());
         let verdict = judge(&RoundFacts { stage, nodes, known_failure, is_closed, all_gone }, snapshot);
-        Some((stage == Stage::Over, verdict))
+        Some((stage == Stage::Ended, verdict))
     }
 
     /// Whether every other rankrun node has published all that it will publish of the round, by the state of the last
@@ -300,7 +301,7 @@ impl RendezvousTask {
             && membership.stage == Stage::Succeeded
             && membership.number == round
         {
-            membership.stage = Stage::Over;
+            membership.stage = Stage::Ended;
             self.events.send(RendezvousEvent::AllSucceeded);
         }
     }
@@ -352,7 +353,7 @@ impl RendezvousTask {
             Stage::Running | Stage::Succeeded => {
                 RoundGoal::Stay { round: membership.number, members: &members }
             }
-            Stage::Stopping | Stage::Over => RoundGoal::Hold,
+            Stage::Stopping | Stage::Ended => RoundGoal::Hold,
         };
         Some(next(&self.peers.view(backend.state()), me, goal, now, wall()))
     }

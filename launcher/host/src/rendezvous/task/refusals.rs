@@ -9,7 +9,8 @@ use crate::rendezvous::error::RendezvousError;
 use crate::store::client::{Client, ClientError, UnansweredRequest};
 use rankrun_core::rendezvous::text::escape_bytes_for_terminal;
 
-use super::rendezvous_task::{Participation, Phase, RendezvousTask};
+use super::phase::Phase;
+use super::rendezvous_task::{Participation, RendezvousTask};
 
 /// Fewer closed connections in a row say that connections are lost, not that a request is refused.
 const CLOSED_CONNECTIONS_FOR_REFUSAL: u32 = 5;

@@ -4,7 +4,7 @@
 //! functions decide: `round::next` and [`super::watch`].
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,52 +14,30 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::sleep_until;
 
-use crate::io_thread::IoThread;
 use crate::rendezvous::RendezvousEvent;
-use crate::rendezvous::address::{self, Interface, is_confined};
 use crate::rendezvous::assign_ranks::{SharedAddressCache, SharedTrainingStore};
-use crate::rendezvous::c10d::{
-    C10dBackend, NodeDescription, SnapshotQuery, StoreChange, StoreFailure, StoreSnapshot,
-};
+use crate::rendezvous::c10d::{C10dBackend, StoreChange, StoreFailure, StoreSnapshot};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::host::{self, AllowedClients};
-use crate::rendezvous::training_store::TrainingStore;
 use crate::store::StoreServer;
 use rankrun_core::rendezvous::round::LocalNode;
-use rankrun_core::rendezvous::state::{Node, Timestamp};
+use rankrun_core::rendezvous::state::Timestamp;
 use rankrun_core::rendezvous::{RendezvousCommand, RendezvousEnd, ShutdownKind};
 
-use super::Setup;
-use super::assigning::{RankAssigning, RanksResult};
+use super::assigning::RanksResult;
 use super::attempt::AttemptResult;
 use super::channel::{EventSender, TaskCommand};
 use super::connection::ConnectionState;
-use super::heartbeat::{HeartbeatSender, tick_beside_heartbeats};
-use super::hosted;
+use super::heartbeat::{HeartbeatRead, HeartbeatSender};
 use super::joining::Joining;
 use super::lease::{LeaseState, StoreContact};
-use super::member::Membership;
 use super::peer_directory::PeerDirectory;
+use super::phase::Phase;
 use super::plan::Plan;
-use super::static_start::{FirstRoundJoining, FirstRoundResult, StaticProgress};
+use super::quiet::next_heartbeat_read;
+use super::static_start::{FirstRoundResult, StaticProgress};
 
 /// A deadline that never comes.
 const NEVER: Duration = Duration::from_secs(3600);
-
-/// What the agent wants at the moment.
-#[derive(Debug)]
-pub(super) enum Phase {
-    /// Nothing.
-    Idle,
-    /// To be in the next round.
-    Joining(Joining),
-    /// To be in the first round of a static job.
-    FirstRound(FirstRoundJoining),
-    /// The round is complete, and its members assign the ranks.
-    AssigningRanks(RankAssigning),
-    /// To know what becomes of its round.
-    Member(Box<Membership>),
-}
 
 /// Whether this node takes part in the rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +55,7 @@ pub(super) enum Participation {
 pub(super) struct RendezvousTask {
     pub(super) plan: Plan,
     pub(super) events: EventSender,
-    commands: UnboundedReceiver<TaskCommand>,
+    pub(super) commands: UnboundedReceiver<TaskCommand>,
     /// The rendezvous store, if this node hosts it.
     pub(super) store: Option<Arc<StoreServer>>,
     /// Clients of that store may have departed.
@@ -114,75 +92,18 @@ pub(super) struct RendezvousTask {
 }
 
 /// What a wait ends with.
-enum WakeReason {
+pub(super) enum WakeReason {
     Command(Option<TaskCommand>),
     ClientsDeparted,
     Attempt(Box<AttemptResult>),
     FirstRound(FirstRoundResult),
     Ranks(RanksResult),
+    HeartbeatRead(HeartbeatRead),
     /// A notification, or the deadline: the next step finds out.
     StepDue,
 }
 
 impl RendezvousTask {
-    /// Opens what this node hosts.
-    ///
-    /// # Errors
-    /// The store's port cannot be bound, or `--iface` does not exist.
-    pub(super) fn open(
-        setup: Setup,
-        commands: UnboundedReceiver<TaskCommand>,
-        events: EventSender,
-        io_thread: &IoThread,
-    ) -> Result<Self, RendezvousError> {
-        let (mut plan, is_host) = Plan::of(setup);
-        let may_host = host::may_host(&plan.endpoint, is_host);
-        let clients = allowed_clients(&plan, may_host)?;
-        let open = || host::open_store(&plan.endpoint, is_host, (clients, plan.network.ports));
-        let failed = |error| hosted::explain_port_in_use(error, &plan, io_thread);
-        let store = if may_host { open().map_err(failed)?.map(Arc::new) } else { None };
-        if let (Some(store), Some(limit)) = (&store, plan.network.store_limit) {
-            store.limit(limit)?;
-        }
-        let training_store = match &mut plan.static_job {
-            Some(job) => {
-                if let Some(store) = &store {
-                    job.master.port = store.local_addr().port();
-                }
-                TrainingStore::shared(store.clone(), &job.run_id, job.master.clone())
-            }
-            None => TrainingStore::unopened(plan.training_store_host, &plan.network),
-        };
-        let now = Instant::now();
-        Ok(Self {
-            peers: PeerDirectory::new(&plan.times),
-            connection: ConnectionState::new(now, plan.times.lease),
-            lease: LeaseState::default(),
-            contact: StoreContact::new(now),
-            heartbeats: None,
-            own_heartbeat: None,
-            plan,
-            events,
-            commands,
-            store,
-            has_departures: true,
-            departed: BTreeSet::new(),
-            static_progress: StaticProgress::NotStarted,
-            training_store: Arc::new(tokio::sync::Mutex::new(training_store)),
-            address_cache: SharedAddressCache::default(),
-            backend: None,
-            previous_connection: None,
-            me: None,
-            interface: None,
-            phase: Phase::Idle,
-            participation: Participation::Active,
-            shutdown: None,
-            next_read: now,
-            next_tick: now,
-            reads_heartbeats: true,
-        })
-    }
-
     /// Whether the agent knows that there is nothing to take part in any more.
     pub(super) fn is_over(&self) -> bool {
         self.participation != Participation::Active
@@ -225,6 +146,7 @@ impl RendezvousTask {
             result = self.connection.attempts.result() => WakeReason::Attempt(Box::new(result)),
             result = self.phase.exchange_result() => result,
             () = changed(backend) => WakeReason::StepDue,
+            read = next_heartbeat_read(self.heartbeats.as_mut()) => WakeReason::HeartbeatRead(read),
             () = sleep_until(until.into()) => WakeReason::StepDue,
         }
     }
@@ -243,6 +165,11 @@ impl RendezvousTask {
             WakeReason::Ranks(result) => {
                 self.next_read = now;
                 self.on_ranks_result(result).await;
+            }
+            WakeReason::HeartbeatRead(read) => {
+                if let Err(error) = self.on_heartbeat_read(read).await {
+                    self.on_store_error(error).await;
+                }
             }
             WakeReason::StepDue => {}
         }
@@ -317,7 +244,14 @@ impl RendezvousTask {
         }
         self.take_departed(now).await?;
         let Some(backend) = &mut self.backend else { return Ok(self.connect_step(now).await) };
-        match backend.poll_change().await? {
+        // Without this question each step would wait for the runtime's next millisecond.
+        let is_changed = tokio::select! {
+            biased;
+            () = backend.changed() => true,
+            () = std::future::ready(()) => false,
+        };
+        let change = if is_changed { backend.poll_change().await? } else { None };
+        match change {
             Some(StoreChange::Ring(_)) => self.next_read = self.next_read.min(now),
             Some(StoreChange::Success(round)) => self.all_succeeded(round),
             None => {}
@@ -337,66 +271,28 @@ impl RendezvousTask {
         }
         if now >= self.next_read {
             // Each tick reads too.
-            self.next_read = self.read_and_act().await?;
-            let success_of = self.awaited_success();
-            if let Some(backend) = &mut self.backend {
-                backend.subscribe_changes(success_of).await?;
-            }
+            let snapshot = self.read_store().await?;
+            self.act_on(&snapshot).await?;
         }
         if heartbeat_last && !self.is_over() {
             self.send_due_heartbeat().await?;
         }
+        self.set_heartbeat_keys();
         Ok(self.next_read.min(self.next_tick))
     }
 
-    /// Publishes the descriptor before another node can see this one in a list, and again when it has changed.
-    async fn publish_descriptor(&mut self) -> Result<(), StoreFailure> {
-        let (Some(joining), Some(me), Some(backend)) = (self.phase.joining(), &self.me, &mut self.backend)
-        else {
-            return Ok(());
-        };
-        let descriptor = self.plan.descriptor(joining.workers);
-        if self.peers.own() != Some(&descriptor) {
-            let sent = Instant::now();
-            backend.introduce(&me.node, &descriptor.to_json()).await?;
-            self.peers.set_own(&me.node, descriptor);
-            self.on_heartbeat_acknowledged(sent);
-            self.next_tick = sent + self.plan.tick();
-            self.start_heartbeats();
+    /// Takes the step that a read of the store asks for, and waits for the next change.
+    pub(super) async fn act_on(&mut self, snapshot: &StoreSnapshot) -> Result<(), StoreFailure> {
+        self.next_read = self.step_after(snapshot).await?;
+        let success_of = self.awaited_success();
+        if let Some(backend) = &mut self.backend {
+            backend.subscribe_changes(success_of).await?;
         }
         Ok(())
     }
 
-    /// Sends a heartbeat if one is due, between requests that may take long.
-    pub(super) async fn send_due_heartbeat(&mut self) -> Result<(), StoreFailure> {
-        if Instant::now() >= self.next_tick { self.send_heartbeat().await } else { Ok(()) }
-    }
-
-    async fn send_heartbeat(&mut self) -> Result<(), StoreFailure> {
-        let sent = Instant::now();
-        (self.next_tick, self.reads_heartbeats) = (sent + self.plan.tick(), true);
-        if let Some(next) = self.tick_beside_heartbeats(sent) {
-            self.next_tick = next;
-            return Ok(());
-        }
-        if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
-            backend.send_heartbeat(&me.node).await?;
-            self.on_heartbeat_acknowledged(sent);
-        }
-        Ok(())
-    }
-
-    /// [`tick_beside_heartbeats`] in a quiet round. At any other time the others may wait for a heartbeat of this moment.
-    fn tick_beside_heartbeats(&self, now: Instant) -> Option<Instant> {
-        let is_quiet = matches!(&self.phase, Phase::Member(membership) if membership.is_quiet());
-        let sends = self.heartbeats.is_some() && is_quiet && !self.connection.refusals.exist();
-        let next =
-            || tick_beside_heartbeats(self.lease.acknowledged(), self.own_heartbeat, now, self.plan.tick());
-        sends.then(next).flatten()
-    }
-
-    async fn read_and_act(&mut self) -> Result<Instant, StoreFailure> {
-        let snapshot = self.read_store().await?;
+    /// Returns the time of the next read.
+    async fn step_after(&mut self, snapshot: &StoreSnapshot) -> Result<Instant, StoreFailure> {
         let now = Instant::now();
         if let Some(store) = self.store.clone() {
             self.mark_departed(&store, now).await;
@@ -417,55 +313,8 @@ impl RendezvousTask {
             },
             Phase::FirstRound(_) => self.maintain_first_round().await,
             Phase::AssigningRanks(_) => self.maintain_completed_round().await,
-            Phase::Member(_) => self.check_round(&snapshot).await,
+            Phase::Member(_) => self.check_round(snapshot).await,
         }
-    }
-
-    /// Reads the store, and records every node that is in the state.
-    pub(super) async fn read_store(&mut self) -> Result<StoreSnapshot, StoreFailure> {
-        let Some(backend) = &mut self.backend else { return Ok(StoreSnapshot::default()) };
-        let heartbeats =
-            if self.reads_heartbeats { self.peers.rankrun_agents(backend.state()) } else { Vec::new() };
-        self.reads_heartbeats = false;
-        let (round, done) = match &self.phase {
-            Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
-            _ => (None, [].as_slice()),
-        };
-        let query = SnapshotQuery { round, done, heartbeats: &heartbeats };
-        let snapshot = backend.read_snapshot(&query).await?;
-        self.contact.set_last_answer(Instant::now());
-        if let Some(ranks) = rankrun_core::rendezvous::ranks_text::from_json(&snapshot.ranks) {
-            self.peers.record_ranks(ranks);
-        }
-        self.record_state(snapshot.heartbeats.clone()).await?;
-        Ok(snapshot)
-    }
-
-    /// Records the state as it is known now, with the descriptors of new nodes.
-    pub(super) async fn record_state(
-        &mut self,
-        mut heartbeats: BTreeMap<Node, i64>,
-    ) -> Result<(), StoreFailure> {
-        let Some(backend) = &mut self.backend else { return Ok(()) };
-        let unknown = self.peers.unknown(backend.state());
-        if !unknown.is_empty() {
-            let node_descriptions = backend.node_descriptions(&unknown).await?;
-            for (node, NodeDescription { text, heartbeat }) in unknown.into_iter().zip(node_descriptions) {
-                let added = self.peers.add(node.clone(), &text);
-                if let Some(difference) = self.peers.compare_budgets(&node) {
-                    self.events.send(RendezvousEvent::Note(difference));
-                }
-                match added {
-                    Ok(()) => heartbeats
-                        .extend(heartbeat.filter(|_| !text.is_empty()).map(|heartbeat| (node, heartbeat))),
-                    Err(mismatch) => self.on_mismatch(&node, mismatch),
-                }
-            }
-        }
-        if let Some(backend) = &self.backend {
-            self.peers.record_snapshot(backend.state(), &heartbeats, Instant::now());
-        }
-        Ok(())
     }
 
     /// Ends the rendezvous for this node, and tells the agent why.
@@ -485,7 +334,7 @@ impl RendezvousTask {
         self.heartbeats = None;
         // There is no other round.
         self.lease.end();
-        self.events.send(RendezvousEvent::Over(end));
+        self.events.send(RendezvousEvent::Ended(end));
     }
 
     /// Ends the rendezvous by an error. The lease stays: until it expires the workers may live.
@@ -495,46 +344,6 @@ impl RendezvousTask {
         self.phase = Phase::Idle;
         self.heartbeats = None;
         self.events.send(RendezvousEvent::Failed(error));
-    }
-}
-
-impl Phase {
-    /// The common part of all phases on the way into a round.
-    pub(super) const fn joining(&self) -> Option<&Joining> {
-        match self {
-            Self::Joining(joining) => Some(joining),
-            Self::FirstRound(first) => Some(&first.joining),
-            Self::AssigningRanks(assigning) => Some(&assigning.joining),
-            Self::Idle | Self::Member(_) => None,
-        }
-    }
-
-    /// The same, to change it.
-    pub(super) const fn joining_mut(&mut self) -> Option<&mut Joining> {
-        match self {
-            Self::Joining(joining) => Some(joining),
-            Self::FirstRound(first) => Some(&mut first.joining),
-            Self::AssigningRanks(assigning) => Some(&mut assigning.joining),
-            Self::Idle | Self::Member(_) => None,
-        }
-    }
-
-    /// Drops an exchange that runs: the node still wants to join.
-    pub(super) fn drop_exchange(&mut self) {
-        *self = match std::mem::replace(self, Self::Idle) {
-            Self::FirstRound(first) => Self::Joining(first.joining),
-            Self::AssigningRanks(assigning) => Self::Joining(assigning.joining),
-            phase => phase,
-        };
-    }
-
-    /// The result of the exchange that runs; pending if none runs.
-    async fn exchange_result(&mut self) -> WakeReason {
-        match self {
-            Self::FirstRound(first) => WakeReason::FirstRound(first.exchange.result().await),
-            Self::AssigningRanks(assigning) => WakeReason::Ranks(assigning.exchange.result().await),
-            Self::Idle | Self::Joining(_) | Self::Member(_) => std::future::pending().await,
-        }
     }
 }
 
@@ -552,33 +361,6 @@ async fn changed(backend: Option<&C10dBackend>) {
         Some(backend) => backend.changed().await,
         None => std::future::pending().await,
     }
-}
-
-/// The clients that may reach the rendezvous store, if this node hosts it. Agents of this machine alone, if the job has
-/// one node, or if the endpoint and the options for this node's address are loopback addresses. One address, with
-/// `--iface`.
-fn allowed_clients(plan: &Plan, may_host: bool) -> Result<AllowedClients, RendezvousError> {
-    let iface = plan.network.iface.as_deref();
-    let known = if iface.is_some() { interfaces()? } else { Vec::new() };
-    let is_confined = is_confined(plan.local_addr.as_deref(), iface, &known)?;
-    let stays_here =
-        plan.is_alone() || plan.is_on_this_machine() || (is_confined && plan.endpoint.is_loopback());
-    if stays_here {
-        return Ok(AllowedClients::ThisMachine);
-    }
-    // If another node hosts, no name is looked up.
-    let Some(name) = iface.filter(|_| may_host) else { return Ok(AllowedClients::Others) };
-    let meant = host::endpoint_addresses(&plan.endpoint);
-    // The workers of a static job on this machine look for the store at the endpoint.
-    let needs_endpoint = plan.static_job.is_some();
-    Ok(address::listen_addresses(&known, name, &meant, needs_endpoint)
-        .map_or(AllowedClients::Others, AllowedClients::At))
-}
-
-/// The network interfaces of this machine.
-pub(super) fn interfaces() -> Result<Vec<Interface>, RendezvousError> {
-    let failed = |source| RendezvousError::System { what: "list the network interfaces", source };
-    address::interfaces().map_err(failed)
 }
 
 /// The local time of day, for agents that read no other clock.

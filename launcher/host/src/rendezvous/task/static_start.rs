@@ -19,7 +19,8 @@ use rankrun_core::rendezvous::{NodeName, Round, WaitReason, WaitStatus};
 use super::assigning::ExchangeTask;
 use super::joining::Joining;
 use super::peer_directory::{members_by_rank, ranks_of};
-use super::rendezvous_task::{Phase, RendezvousTask, wall};
+use super::phase::Phase;
+use super::rendezvous_task::{RendezvousTask, wall};
 
 /// How far a static job has come.
 #[derive(Debug, Clone)]

@@ -26,6 +26,7 @@ mod given;
 mod hosting;
 mod late;
 mod lost_node;
+mod quiet;
 mod silence;
 mod team;
 mod wall;

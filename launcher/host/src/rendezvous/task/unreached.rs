@@ -11,7 +11,9 @@ use crate::rendezvous::unreached::UnreachedReason;
 use rankrun_core::spec::rendezvous::RoundTimes;
 
 use super::connection::ConnectFailure;
-use super::rendezvous_task::{Participation, Phase, RendezvousTask, interfaces};
+use super::opening::interfaces;
+use super::phase::Phase;
+use super::rendezvous_task::{Participation, RendezvousTask};
 use super::static_start::StaticProgress;
 
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a

@@ -1,5 +1,5 @@
 //! Judges a snapshot of the store for a node in a round: does the round go on, and if not, which change ended it. Also
-//! which deadline a lost node has, and what a waiting node tells its user. Pure.
+//! what a waiting node tells its user. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ fn may_go_on(stage: Stage, look: &StoreSnapshot, all_gone: bool) -> bool {
     match stage {
         Stage::Running => look.successes > look.done.len(),
         Stage::Succeeded => look.failure.is_none() && !all_gone,
-        Stage::Stopping | Stage::Over => false,
+        Stage::Stopping | Stage::Ended => false,
     }
 }
 

@@ -10,7 +10,7 @@ mod python;
 mod text;
 mod torch;
 
-pub use text::is_exception;
+pub(crate) use text::is_exception;
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +24,7 @@ use rankrun_core::posix::Exit;
 
 /// The known facts of the worker that failed first.
 #[derive(Debug, Clone)]
-pub struct Clues<'a> {
+pub(crate) struct Clues<'a> {
     /// How the failed worker ended: exit code or signal.
     pub exit: Exit,
     /// The program that the failed worker ran.
@@ -43,7 +43,7 @@ pub struct Clues<'a> {
 
 /// The program of a worker, as far as rules distinguish it.
 #[derive(Debug, Clone, Copy)]
-pub enum Program<'a> {
+pub(crate) enum Program<'a> {
     /// A Python script or module (`-m`).
     Python {
         /// The Python interpreter that runs it.
@@ -57,7 +57,7 @@ pub enum Program<'a> {
 }
 
 /// Facts of the machine around the worker, read on demand.
-pub trait Surroundings {
+pub(crate) trait Surroundings {
     /// A variable of the launcher's environment; an empty value is a value.
     fn variable(&self, name: &str) -> Option<String>;
     /// A variable, where an empty value counts as none.
@@ -80,7 +80,7 @@ pub trait Surroundings {
 
 /// Why `chmod +x` does not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NeverExecutable {
+pub(crate) enum NeverExecutable {
     /// It is a folder.
     Folder,
     /// Its file system is mounted with `noexec`.
@@ -89,7 +89,7 @@ pub enum NeverExecutable {
 
 /// A Python interpreter that the worker did not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherPython {
+pub(crate) struct OtherPython {
     /// The path of the interpreter's executable.
     pub path: PathBuf,
     /// Whether the module is among its installed packages.
@@ -98,7 +98,7 @@ pub struct OtherPython {
 
 /// A process that listens on the port in question.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listener {
+pub(crate) struct Listener {
     /// The process id of the listener.
     pub pid: i32,
     /// The listener's command name in `/proc`.
@@ -155,7 +155,7 @@ const RULES: &[Rule] = &[
 
 /// The hint of the first row that fits.
 #[must_use]
-pub fn hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+pub(crate) fn hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     named_hint(clues, surroundings).map(|(_, hint)| hint)
 }
 

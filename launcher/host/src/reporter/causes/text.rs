@@ -77,7 +77,7 @@ fn without_rank(line: &str) -> &str {
 }
 
 /// Whether a line is the last one of a traceback: `torch.distributed.DistNetworkError: …`.
-pub fn is_exception(line: &str) -> bool {
+pub(crate) fn is_exception(line: &str) -> bool {
     let name = line.split(':').next().unwrap_or_default();
     let is_name =
         |part: &str| !part.is_empty() && part.chars().all(|letter| letter.is_alphanumeric() || letter == '_');

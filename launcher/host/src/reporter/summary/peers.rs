@@ -15,14 +15,14 @@ const LONGEST_LINE: usize = 512;
 
 /// The texts that a report shows whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ShownTexts {
+pub(crate) struct ShownTexts {
     texts: BTreeSet<String>,
     shapes: BTreeSet<String>,
 }
 
 impl ShownTexts {
     /// Notes that the report shows this; `false` where it is too long to be shown whole.
-    pub fn add(&mut self, report: &ErrorReport) -> bool {
+    pub(crate) fn add(&mut self, report: &ErrorReport) -> bool {
         let text = report_text(report);
         let fits = text.len() <= MAX_TEXT_BYTES;
         if fits {
@@ -34,14 +34,14 @@ impl ShownTexts {
 
     /// Whether the report shows this text.
     #[must_use]
-    pub fn has(&self, report: &ErrorReport) -> bool {
+    pub(crate) fn has(&self, report: &ErrorReport) -> bool {
         self.texts.contains(&report_text(report))
     }
 }
 
 /// Reports of peers that are alike but for numbers in the message: each peer names its own ports and addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerReport {
+pub(crate) struct PeerReport {
     /// The workers that wrote it, lowest rank first.
     pub ranks: Vec<Rank>,
     /// The report of the first of them; `None` if it equals that of the first failure.
@@ -63,7 +63,7 @@ impl PeerReport {
 /// Groups the error reports of the other workers. Texts in `shown` are not repeated; texts shown here are added to
 /// it.
 #[must_use]
-pub fn group<'a>(
+pub(crate) fn group<'a>(
     peers: impl Iterator<Item = (Rank, &'a ErrorReport)>,
     shown: &mut ShownTexts,
 ) -> Vec<PeerReport> {
@@ -88,7 +88,7 @@ pub fn group<'a>(
 
 /// The text of a node without the first failure: the reports of its workers.
 #[must_use]
-pub fn render(peers: &[PeerReport]) -> String {
+pub(crate) fn render(peers: &[PeerReport]) -> String {
     format!("reports of this node's workers:\n{}", lines(peers).join("\n"))
 }
 

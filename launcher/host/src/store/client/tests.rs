@@ -229,7 +229,7 @@ fn connect_retries_until_store_or_second_address_answers() {
     let addresses = [gone, server.local_addr()];
     Client::connect(&addresses, patience(), within(Duration::from_secs(30))).unwrap().set("/k", b"").unwrap();
 
-    // Closes the first three without a word, and is a store from then on.
+    // Closes the first three connections at once, and is a store from then on.
     let mut tries = 0;
     let (address, thread) = listener(move |mut stream| {
         tries += 1;
@@ -268,6 +268,32 @@ fn client_pings_while_waiting_for_answer() {
     let mut client = Client::connect(&[address], patience(), within(LONG)).unwrap();
     assert_eq!(client.get("/k").unwrap(), b"v");
     assert_eq!(client.get("/k").unwrap(), b"w");
+    thread.join().unwrap();
+}
+
+#[test]
+fn sum_does_not_wait_for_values_and_late_values_are_skipped() {
+    let (late, is_late) = std::sync::mpsc::channel();
+    let (address, thread) = listener(move |mut stream| {
+        greet(&mut stream);
+        // An ADD and a MULTI_GET of a key of two bytes.
+        stream.read_exact(&mut [0; (1 + 8 + 2 + 8) + (1 + 8 + 8 + 2)]).unwrap();
+        stream.write_all(&5_u64.to_le_bytes()).unwrap();
+        is_late.recv().unwrap();
+        stream.read_exact(&mut [0; (1 + 8 + 2 + 8) + (1 + 8 + 8 + 2)]).unwrap();
+        let value = |value: &[u8]| [&1_u64.to_le_bytes(), value].concat();
+        stream.write_all(&[value(b"v"), 6_u64.to_le_bytes().to_vec(), value(b"w")].concat()).unwrap();
+        false
+    });
+    let mut client = Client::connect(&[address], patience(), within(LONG)).unwrap();
+    let keys = ["/k".to_owned()];
+    let (runtime, client) = (&client.runtime, &mut client.client);
+    assert_eq!(runtime.block_on(client.add_and_request("/n", 1, &keys)).unwrap(), 5);
+    assert_eq!(runtime.block_on(client.requested_values(Instant::now())).unwrap(), None);
+    late.send(()).unwrap();
+    assert_eq!(runtime.block_on(client.add_and_request("/n", 1, &keys)).unwrap(), 6);
+    assert_eq!(runtime.block_on(client.requested_values(within(LONG))).unwrap().unwrap(), [b"w"]);
+    assert_eq!(runtime.block_on(client.requested_values(within(LONG))).unwrap(), None);
     thread.join().unwrap();
 }
 

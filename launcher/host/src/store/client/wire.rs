@@ -2,8 +2,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for its deadlines")]
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKind, Request};
@@ -31,11 +33,12 @@ pub(super) struct Wire {
     input: Vec<u8>,
     /// Our client id, the number in each PING.
     nonce: u32,
-    /// Number of nudges whose answers come before the next answer that is wanted.
-    owed: u32,
+    /// Answers that come before the next one that is wanted: values that were requested, and those of nudges.
+    owed: VecDeque<PartialReply>,
 }
 
 /// An answer of which a part may have come.
+#[derive(Debug)]
 struct PartialReply {
     decoder: ReplyDecoder,
     taken: usize,
@@ -58,7 +61,7 @@ impl Wire {
         let stream = open(address, deadline).await?;
         socket::set_peer_timeout(&stream, settings.silence).map_err(io::Error::from)?;
         let nonce = settings.nonce;
-        let mut wire = Self { stream, input: Vec::new(), nonce, owed: 0 };
+        let mut wire = Self { stream, input: Vec::new(), nonce, owed: VecDeque::new() };
         let (began, round_trip) = (Instant::now(), wire.round_trip());
         let deadline = deadline.max(began + round_trip * ROUND_TRIPS);
         let deadline = deadline.min(began + answer_limit(settings.answer, round_trip));
@@ -116,8 +119,19 @@ impl Wire {
 
     /// Whether the kernel took the request in time; after a `false` the connection is of no use.
     pub(super) async fn send(&mut self, request: &Request, deadline: Instant) -> Result<bool, ClientError> {
+        self.send_all(&[request], deadline).await
+    }
+
+    /// As [`Self::send`], with one write.
+    pub(super) async fn send_all(
+        &mut self,
+        requests: &[&Request],
+        deadline: Instant,
+    ) -> Result<bool, ClientError> {
         let mut bytes = Vec::new();
-        request.encode(&mut bytes).map_err(|_| ClientError::Limit)?;
+        for request in requests {
+            request.encode(&mut bytes).map_err(|_| ClientError::Limit)?;
+        }
         Ok(self.write(&bytes, deadline).await?)
     }
 
@@ -138,13 +152,24 @@ impl Wire {
         kind: ReplyKind,
         deadline: Instant,
     ) -> Result<Option<Reply>, ClientError> {
+        self.answer_before(kind, None, deadline).await
+    }
+
+    /// As [`Self::answer`], before an answer that is then owed.
+    pub(super) async fn answer_before(
+        &mut self,
+        kind: ReplyKind,
+        owed: Option<ReplyKind>,
+        deadline: Instant,
+    ) -> Result<Option<Reply>, ClientError> {
         let mut partial = PartialReply::of(kind);
         let mut nudges = 0;
         loop {
             let until = deadline.min(Instant::now() + NUDGE_DELAY);
             let reply = if self.settle(until).await? { self.take(&mut partial, until).await? } else { None };
             if reply.is_some() {
-                self.owed += nudges;
+                let pongs = std::iter::repeat_n(ReplyKind::Pong, nudges);
+                self.owed.extend(owed.into_iter().chain(pongs).map(PartialReply::of));
                 return Ok(reply);
             }
             let nonce = self.nonce;
@@ -174,16 +199,35 @@ impl Wire {
         self.take(&mut PartialReply::of(kind), deadline).await
     }
 
-    /// Reads the answers of the nudges; whether all have come.
-    async fn settle(&mut self, deadline: Instant) -> Result<bool, ClientError> {
-        while self.owed > 0 {
-            match self.next(ReplyKind::Pong, deadline).await? {
-                Some(Reply::Pong(nonce)) if nonce == self.nonce => self.owed -= 1,
-                Some(_) => return Err(ClientError::NoStore),
-                None => return Ok(false),
+    /// The values that are owed; `None` if they have not come whole by `deadline`, or none are owed.
+    pub(super) async fn read_owed_values(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<Vec<Arc<Vec<u8>>>>, ClientError> {
+        while let Some(reply) = self.take_owed(deadline).await? {
+            if let Reply::Values(values) = reply {
+                return Ok(Some(values));
             }
         }
-        Ok(true)
+        Ok(None)
+    }
+
+    /// Reads the answers that are owed; whether all have come.
+    async fn settle(&mut self, deadline: Instant) -> Result<bool, ClientError> {
+        while self.take_owed(deadline).await?.is_some() {}
+        Ok(self.owed.is_empty())
+    }
+
+    /// The next answer that is owed.
+    async fn take_owed(&mut self, deadline: Instant) -> Result<Option<Reply>, ClientError> {
+        let Some(mut partial) = self.owed.pop_front() else { return Ok(None) };
+        let reply = self.take(&mut partial, deadline).await?;
+        match &reply {
+            Some(Reply::Pong(nonce)) if *nonce != self.nonce => return Err(ClientError::NoStore),
+            Some(_) => {}
+            None => self.owed.push_front(partial),
+        }
+        Ok(reply)
     }
 
     async fn take(
@@ -241,7 +285,7 @@ mod tests {
         let store = thread::spawn(move || listener.accept().expect("a client").0.write_all(&bytes));
         let reply = runtime().block_on(async {
             let stream = TcpStream::connect(address).await.expect("it listens");
-            let mut wire = Wire { stream, input: Vec::new(), nonce: 1, owed: 0 };
+            let mut wire = Wire { stream, input: Vec::new(), nonce: 1, owed: VecDeque::new() };
             let mut partial = PartialReply::of(ReplyKind::Value);
             loop {
                 if let Some(reply) = wire.take(&mut partial, Instant::now()).await.expect("no byte is lost") {

@@ -9,7 +9,7 @@ fn devices(count: &str, environment: &[(&str, &str)]) -> Result<(bool, Vec<OsStr
     let line = ["torchrun", "--nproc-per-node", count, "--virtual-local-rank", "--no-python", "true"];
     let mut environment = environment.to_vec();
     environment.push(("PATH", "/usr/bin"));
-    let facts = FakeWorld::new().program("/usr/bin/true").facts(&environment);
+    let facts = FakeWorld::default().program("/usr/bin/true").facts(&environment);
     match interpret(&line.map(OsString::from), &facts) {
         Ok(Command::Launch(launch)) => {
             let of = |name| {

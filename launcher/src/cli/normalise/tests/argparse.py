@@ -22,6 +22,17 @@ class Parser(argparse.ArgumentParser):
         raise Refusal(message)
 
 
+def checked(name):
+    """The type of this name: a value of it stays as it was written."""
+
+    def convert(text):
+        {"int": int, "float": float}[name](text)
+        return text
+
+    convert.__name__ = name
+    return convert
+
+
 class Store(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         if self.metavar == "text":
@@ -38,11 +49,15 @@ def build(options):
         names = option["spellings"]
         if option["short"]:
             names = ["-" + option["short"], *names]
-        flag = {"nargs": 0} if option["flag"] else {}
+        extra = {"nargs": 0} if option["flag"] else {}
+        if isinstance(option["type"], list):
+            extra["choices"] = option["type"]
+        elif option["type"]:
+            extra["type"] = checked(option["type"])
         metavar = "text" if option["text"] else None
-        parser.add_argument(*names, dest=option["long"], action=Store, metavar=metavar, **flag)
-    parser.add_argument("program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+        parser.add_argument(*names, dest=option["long"], action=Store, metavar=metavar, **extra)
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
 
 
@@ -54,7 +69,7 @@ def answer(parser, words):
         return {"refused": str(refusal)}
     except Text as text:
         return {"text": str(text)}
-    return {"options": namespace.options, "program": [namespace.program, *namespace.arguments]}
+    return {"options": namespace.options, "program": [namespace.training_script, *namespace.training_script_args]}
 
 
 parser = build(json.loads(sys.stdin.readline()))

@@ -1,4 +1,4 @@
-//! Python's argparse is the oracle: random command lines, the same parse or both refuse.
+//! Python's argparse is the oracle: random command lines, the same parse or the same error message.
 #![expect(clippy::disallowed_methods, reason = "Python itself is asked")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -13,6 +13,8 @@ struct Oracle {
     child: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
+    /// Whether this is Python 3.11; others word some errors otherwise.
+    has_our_words: bool,
 }
 
 impl Oracle {
@@ -23,7 +25,7 @@ impl Oracle {
         process.args(["-c", include_str!("argparse.py")]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = process.spawn().expect("the tests need python3");
         let (questions, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut oracle = Self { child, questions, answers: BufReader::new(answers) };
+        let mut oracle = Self { child, questions, answers: BufReader::new(answers), has_our_words: false };
         let options: Vec<Value> = options(CliFlavor::Torchrun)
             .map(|option| {
                 json!({
@@ -32,11 +34,18 @@ impl Oracle {
                     "spellings": option.spellings(),
                     "flag": option.kind() == Kind::Flag,
                     "text": asks_for_text(option),
+                    "type": match option.kind() {
+                        Kind::Int => json!("int"),
+                        Kind::Float => json!("float"),
+                        Kind::Choice(choices) => json!(choices),
+                        Kind::Flag | Kind::Text | Kind::RankOrWord => Value::Null,
+                    },
                 })
             })
             .collect();
         let version = oracle.ask(&json!(options));
         assert!(version.as_str().is_some_and(|version| version.starts_with("3.")), "{version}");
+        oracle.has_our_words = version.as_str().is_some_and(|version| version.starts_with("3.11."));
         oracle
     }
 
@@ -63,39 +72,42 @@ impl Drop for Oracle {
     }
 }
 
-/// What `normalise` makes of the words, in the form of an answer; and the words that it has not looked at.
-fn normalised(words: &[OsString]) -> (Value, Vec<String>) {
+/// What is read from the words, in the form of an answer; and the words that are not looked at.
+fn parsed(words: &[OsString]) -> (Value, Vec<String>) {
     let text = |word: &OsString| word.to_str().unwrap().to_owned();
-    let Ok(lines) = normalise(words, command(CliFlavor::Torchrun)) else {
-        return (json!("refused"), Vec::new());
-    };
-    let mut lines: Vec<String> = lines.iter().map(text).collect();
-    let last = lines.last().cloned().unwrap_or_default();
-    let Some(at) = lines.iter().position(|line| line == "--") else {
-        let name = last.trim_start_matches("--").split('=').next().unwrap_or_default();
-        let name = if name == "-h" { "help" } else { name };
-        return (json!({ "text": name }), words.iter().map(text).collect());
-    };
-    let program = lines.split_off(at);
-    let options = lines.iter().map(|line| {
-        let (name, value) = line.split_once('=').unwrap_or((line, ""));
-        [name.trim_start_matches("--").to_owned(), value.to_owned()]
-    });
-    (json!({ "options": options.collect::<Vec<_>>(), "program": program[1..] }), program[1..].to_vec())
+    let all = || words.iter().map(text).collect();
+    match parse(CliFlavor::Torchrun, words) {
+        Err(error) => (json!({ "refused": error.to_string() }), Vec::new()),
+        Ok(ParsedArgs::Help(_)) => (json!({ "text": "help" }), all()),
+        Ok(ParsedArgs::Completion(_)) => (json!({ "text": "print-completion" }), all()),
+        Ok(ParsedArgs::Version) => panic!("torchrun has no `--version`"),
+        Ok(ParsedArgs::Launch(line)) => {
+            let pair = |written: &WrittenOption| {
+                [written.option.long_name().to_owned(), text(&written.setting.value)]
+            };
+            let options: Vec<[String; 2]> = line.options.iter().map(pair).collect();
+            let program: Vec<String> =
+                [&line.entrypoint].into_iter().chain(&line.arguments).map(text).collect();
+            (json!({ "options": options, "program": program }), program)
+        }
+    }
 }
 
-/// Refusals are alike whatever the words; argparse looks for ambiguous words where `normalise` does not look.
-fn agree(words: &[OsString], answer: &Value) -> Result<(), String> {
-    let (ours, not_looked_at) = normalised(words);
+/// argparse looks for ambiguous words where `normalise` does not look.
+fn agree(words: &[OsString], answer: &Value, has_our_words: bool) -> Result<(), String> {
+    let (ours, not_looked_at) = parsed(words);
     let refused = answer["refused"].as_str();
-    let same = match refused {
-        Some(message) => {
-            let ambiguous =
-                message.strip_prefix("ambiguous option: ").and_then(|rest| rest.split(" could match").next());
-            ours == "refused" || ambiguous.is_some_and(|word| not_looked_at.iter().any(|other| other == word))
-        }
-        None => ours == *answer,
-    };
+    // Python 3.11 leaves an empty list of a glued `--`, and does not look whether it is a number or a choice.
+    let has_dashes = || words.iter().any(|word| word.as_bytes().ends_with(b"=--"));
+    if ours["refused"].as_str().is_some_and(|ours| ours.contains("'--'")) && has_dashes() {
+        return Ok(());
+    }
+    let ambiguous = refused.and_then(|message| message.strip_prefix("ambiguous option: "));
+    let ambiguous = ambiguous.and_then(|rest| rest.split(" could match").next());
+    let both_refuse = ours["refused"].is_string() && answer["refused"].is_string();
+    let same = ours == *answer
+        || (both_refuse && !has_our_words)
+        || ambiguous.is_some_and(|word| not_looked_at.iter().any(|other| other == word));
     if same { Ok(()) } else { Err(format!("{words:?}: argparse {answer}, rankrun {ours}")) }
 }
 
@@ -103,14 +115,14 @@ fn any_torchrun_word() -> impl Strategy<Value = String> {
     let names: Vec<String> = options(CliFlavor::Torchrun).flat_map(LaunchOption::spellings).collect();
     prop_oneof![
         4 => prop::sample::select(names.clone()),
-        2 => (prop::sample::select(names.clone()), "=[-a-z0-9= ]{0,3}").prop_map(|(name, tail)| name + &tail),
+        2 => (prop::sample::select(names.clone()), "=(-?[0-9_.e٣１]{1,3}|[-a-z0-9= '\"\\\\]{0,3})").prop_map(|(name, tail)| name + &tail),
         3 => (prop::sample::select(names), 2usize..30, "(=[a-z0-9-]{0,2})?").prop_map(|(name, end, tail)| {
             format!("{}{tail}", &name[..end.min(name.len())])
         }),
         2 => "-[hmrtx][hmrt0-9=.-]{0,3}",
-        2 => prop::sample::select(vec!["x.py", "a", "3", "--", "-", "", "-1", "-.5", "-1,-2", "-a b", "--a b", "-x y"])
+        2 => prop::sample::select(vec!["x.py", "a", "3", "--", "-", "", "-1", "-.5", "-1,-2", "-a b", "--a b", "-x y", "-٣", "１_2", "-1\n", "³", "node", "spawn"])
             .prop_map(str::to_owned),
-        1 => "[-=.a-z0-9_ ]{0,6}",
+        1 => "[-=.a-z0-9_ ٣１\n]{0,6}",
     ]
 }
 
@@ -136,7 +148,7 @@ fn command_lines_are_parsed_as_argparse_does() {
             let answer = oracle.hear();
             accepted += usize::from(answer.get("options").is_some());
             let words: Vec<OsString> = line.into_iter().map(OsString::from).collect();
-            agree(&words, &answer).unwrap();
+            agree(&words, &answer, oracle.has_our_words).unwrap();
         }
     }
     assert!(accepted > cases / 10, "{accepted} of {cases} command lines were accepted");

@@ -208,7 +208,7 @@ fn settings_for_wrong_node_count_are_refused() {
     let c10d = "--rdzv-backend c10d --rdzv-endpoint h:1";
     for (line, text) in [
         (format!("--nnodes 2 {c10d} --start-timeout 5"), "`--start-timeout` needs the launcher's own store"),
-        (format!("{c10d} --lease 1.9"), "`--lease` is `1s 900ms`, which is not a time of 2 s or more"),
+        (format!("{c10d} --lease 1.9"), "`--lease` is `1.9`, which is not a time of 2 s or more"),
         (format!("{c10d} --lease 0"), "`--lease` is `0`, which is not a time of 2 s or more"),
         (format!("{c10d} --lease soon"), "`--lease` is `soon`, which is not a time of 2 s or more"),
         (format!("{c10d} --join-timeout 0"), "`--join-timeout` is `0`, which is not a time above 0"),

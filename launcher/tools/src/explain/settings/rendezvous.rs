@@ -4,110 +4,109 @@ use std::time::Duration;
 
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT};
 
-use super::{SettingLine, SettingOrigin, SettingOrigins, setting, time};
+use super::{Places, SettingLine, SettingOrigins, known, setting, time};
 use crate::explain::nodes::{is_agreed_on, nodes_of};
 use crate::explain::{LaunchValue, Pending, port};
-use rankrun_core::spec::rendezvous::RoundTimes;
 use rankrun_core::spec::{LaunchSpec, RendezvousSpec, StoreHost};
 
 const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
 impl SettingOrigins<'_> {
-    pub(super) fn address(&self) -> SettingOrigin {
-        match &self.spec.rendezvous {
-            RendezvousSpec::Static { .. } => self.static_endpoint_origin("master-addr"),
-            RendezvousSpec::Standalone { local_addr: None, .. }
-            | RendezvousSpec::C10d { local_addr: None, .. } => SettingOrigin::Default,
-            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => {
-                self.origin_of(&["local-addr"], &[])
+    pub(super) fn address(&self) -> Places {
+        let (local_addr, lost) = match &self.spec.rendezvous {
+            RendezvousSpec::Static { .. } => return self.static_endpoint("master-addr"),
+            RendezvousSpec::Standalone { local_addr, .. } => {
+                (local_addr, &["master-addr", "rdzv-endpoint"][..])
             }
-        }
+            RendezvousSpec::C10d { local_addr, .. } => (local_addr, &["master-addr"][..]),
+        };
+        // An empty one is none.
+        self.places(if local_addr.is_some() { &["local-addr"] } else { &[] }, lost)
     }
 
-    pub(super) fn port(&self) -> SettingOrigin {
+    pub(super) fn port(&self) -> Places {
         match &self.spec.rendezvous {
-            RendezvousSpec::Static { .. } => self.static_endpoint_origin("master-port"),
-            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => SettingOrigin::Default,
+            RendezvousSpec::Static { .. } => self.static_endpoint("master-port"),
+            RendezvousSpec::Standalone { .. } => self.places(&[], &["master-port", "rdzv-endpoint"]),
+            RendezvousSpec::C10d { .. } => self.places(&[], &["master-port"]),
         }
     }
 
-    /// An endpoint sets both parts of a static rendezvous.
-    fn static_endpoint_origin(&self, part: &str) -> SettingOrigin {
-        match self.origins.of_setting(&["rdzv-endpoint"]) {
-            Some(endpoint) => endpoint.into(),
-            None => self.origin_of(&[part], &[]),
+    /// An endpoint sets both parts of a static rendezvous; an empty one is none.
+    fn static_endpoint(&self, part: &str) -> Places {
+        match self.origins.of_setting(&["rdzv-endpoint"]).first() {
+            Some(endpoint) if !endpoint.value.is_empty() => self.places(&["rdzv-endpoint"], &[part]),
+            _ => self.places(&[part], &["rdzv-endpoint"]),
         }
     }
 
-    pub(super) fn store_host(&self) -> SettingOrigin {
+    pub(super) fn store_host(&self) -> Places {
         match self.spec.rendezvous.store().host {
-            StoreHost::Agent => SettingOrigin::Default,
-            StoreHost::Worker => self.origin_of(&[], &[WORKER_STORE]),
+            StoreHost::Agent => self.places(&[], &[]),
+            StoreHost::Worker => self.variable_of(&[WORKER_STORE]),
         }
     }
 
     pub(super) fn store_settings(&self) -> [SettingLine; 4] {
-        let (kind, origin) = match &self.spec.rendezvous {
-            RendezvousSpec::Standalone { .. } => ("standalone", self.origin_of(&["standalone"], &[])),
-            RendezvousSpec::C10d { .. } => ("c10d", self.origin_of(&["rdzv-backend"], &[])),
-            RendezvousSpec::Static { .. } => ("static", self.static_endpoint_origin("master-port")),
+        let is_standalone =
+            self.origins.of_setting(&["standalone"]).first().is_some_and(|on| on.value == "yes");
+        let (kind, places) = match &self.spec.rendezvous {
+            RendezvousSpec::Standalone { .. } if is_standalone => {
+                ("standalone", self.places(&["standalone"], &["rdzv-backend"]))
+            }
+            RendezvousSpec::Standalone { .. } => ("standalone", self.places(&[], &[])),
+            RendezvousSpec::C10d { .. } => ("c10d", self.places(&["rdzv-backend"], &[])),
+            RendezvousSpec::Static { .. } => ("static", self.static_endpoint("master-port")),
         };
         let store = self.spec.rendezvous.store();
         let opened_by = match store.host {
             StoreHost::Agent => "agent",
             StoreHost::Worker => "rank 0",
         };
-        let place = |name: &'static str, variable, value, source| {
-            let is_agreed = is_agreed_on(self.spec, variable);
-            SettingLine {
-                name: name.into(),
-                value: Some(if is_agreed { LaunchValue::AtLaunch(Pending::Agreed) } else { value }),
-                source,
-                overrides: Vec::new(),
-            }
+        let agreed = |variable, value| match is_agreed_on(self.spec, variable) {
+            true => Some(LaunchValue::AtLaunch(Pending::Agreed)),
+            false => Some(value),
         };
+        let address = agreed(MASTER_ADDR, LaunchValue::Known(store.addr.into()));
         [
-            setting("rendezvous", Some(kind.to_owned()), origin),
-            place("master-addr", MASTER_ADDR, LaunchValue::Known(store.addr.into()), self.address()),
-            place("master-port", MASTER_PORT, port(store.port), self.port()),
-            setting("store", Some(opened_by.to_owned()), self.store_host()),
+            setting("rendezvous", known(kind), places),
+            setting("master-addr", address, self.address()),
+            setting("master-port", agreed(MASTER_PORT, port(store.port)), self.port()),
+            setting("store", known(opened_by), self.store_host()),
         ]
     }
 
     /// The rendezvous settings: nodes, time limits and network; a job of one node has fewer of them.
     pub(super) fn node_settings(&self) -> Vec<SettingLine> {
         let LaunchSpec { rendezvous, network, .. } = self.spec;
-        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
-        let mut settings = vec![option("nnodes", Some(rendezvous.nodes().to_string()))];
+        let mut settings = vec![self.option("nnodes", Some(rendezvous.nodes().to_string()))];
         if let Some(nodes) = nodes_of(self.spec) {
-            let usual = match rendezvous {
-                RendezvousSpec::Static { .. } => RoundTimes::static_defaults(),
-                _ => RoundTimes::default(),
-            };
-            let by_conf_too = |name, value: Option<Duration>, usual: Duration| {
-                let by_conf = value.is_some_and(|value| value != usual);
-                let source = match self.origin_of(&[name], &[]) {
-                    SettingOrigin::Default if by_conf => self.origin_of(&["rdzv-conf"], &[]),
-                    source => source,
-                };
-                setting(name, value.map(time), source)
-            };
-            let seconds = Duration::from_secs_f64;
+            let seconds = |seconds| time(Duration::from_secs_f64(seconds));
+            let join =
+                if matches!(rendezvous, RendezvousSpec::Static { .. }) { "timeout" } else { "join_timeout" };
+            let last_call = nodes.last_call_seconds.map(seconds);
             settings.extend([
-                option("node-rank", nodes.node_rank.map(|rank| rank.to_string())),
-                by_conf_too("join-timeout", Some(seconds(nodes.join_timeout_seconds)), usual.join),
-                by_conf_too("last-call", nodes.last_call_seconds.map(seconds), usual.last_call),
-                option("lease", Some(time(seconds(nodes.lease_seconds)))),
-                option("local-addr", nodes.local_addr),
+                self.option("node-rank", nodes.node_rank.map(|rank| rank.to_string())),
+                self.time_by_conf_too("join-timeout", join, Some(seconds(nodes.join_timeout_seconds))),
+                self.time_by_conf_too("last-call", "last_call_timeout", last_call),
+                self.option("lease", Some(seconds(nodes.lease_seconds))),
+                self.option("local-addr", None),
             ]);
         }
-        let network = [
-            ("iface", network.iface.clone()),
-            ("port-range", network.ports.map(|ports| ports.to_string())),
-            ("store-limit", network.store_limit.map(|size| size.to_string())),
-        ];
-        let given = network.into_iter().filter(|(_, value)| value.is_some());
-        settings.extend(given.map(|(name, value)| option(name, value)));
+        settings.extend([
+            self.option("iface", None),
+            self.option("port-range", network.ports.map(|ports| ports.to_string())),
+            self.option("store-limit", network.store_limit.map(|size| size.to_string())),
+        ]);
         settings
+    }
+
+    /// A time that a key of `--rdzv-conf` says too.
+    fn time_by_conf_too(&self, name: &'static str, key: &str, value: Option<String>) -> SettingLine {
+        let of_conf = self.origins.of_setting(&["rdzv-conf"]);
+        let conf = of_conf.first().map(|conf| conf.value.to_string_lossy()).unwrap_or_default();
+        let has_key = conf.split(',').any(|item| item.split('=').next().map(str::trim) == Some(key));
+        let names = [name, "rdzv-conf"];
+        self.line(name, value, if has_key { &names } else { &names[..1] }, &[])
     }
 }

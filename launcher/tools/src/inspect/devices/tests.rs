@@ -1,12 +1,12 @@
 //! Pages of machines made by hand.
 
-use super::super::example::{busy, card, lost, machine, machine_without_devices, mig, picture};
+use super::super::example::{busy, card, lost, machine, machine_without_devices, mig, snapshot};
 use super::*;
 use crate::explain::Style;
 use rankrun_core::device::{LinkKind, ProbeProblemKind};
 
 fn text(machine: Machine, kind: Option<DeviceType>) -> String {
-    page(&picture(machine, kind, None), kind).render(Style::Plain)
+    page(&snapshot(machine, kind, None), kind).render(Style::Plain)
 }
 
 #[test]
@@ -85,12 +85,12 @@ fn hung_library_is_reported() {
     let source = "NVML".to_owned();
     let problem = ProbeProblem { kind: DeviceType::Cuda, source, what: ProbeProblemKind::Hung(20) };
     let hung = Machine { troubles: vec![problem], ..Machine::default() };
-    assert!(picture(hung.clone(), None, None).is_blind());
+    assert!(snapshot(hung.clone(), None, None).is_blind());
     assert_eq!(
         text(hung, None),
         "node17: the accelerators are not known\n\nerror: cuda: NVML did not answer within 20 seconds\n"
     );
-    assert!(!picture(machine_without_devices(), None, None).is_blind());
+    assert!(!snapshot(machine_without_devices(), None, None).is_blind());
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn devices_of_several_vendors_have_type_column() {
 
 #[test]
 fn hidden_device_names_its_variable() {
-    let mut snapshot = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, None);
+    let mut snapshot = snapshot(machine(vec![card(0), card(1)], LinkKind::Sys), None, None);
     snapshot.hidden_by[1] = Some("CUDA_VISIBLE_DEVICES".to_owned());
     let all = page(&snapshot, None).render(Style::Plain);
     assert!(

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::example::{busy, card, lost, machine, machine_without_devices, mig, nic, picture};
+use super::super::example::{busy, card, lost, machine, machine_without_devices, mig, nic, snapshot};
 use super::*;
 use rankrun_core::device::LinkKind;
 
@@ -17,7 +17,7 @@ fn keys(value: &Value) -> Vec<&str> {
 
 #[test]
 fn device_json_has_stable_keys() {
-    let answer = value(&devices(&picture(machine(vec![card(0), busy(1)], LinkKind::Nvlink(2)), None, None)));
+    let answer = value(&devices(&snapshot(machine(vec![card(0), busy(1)], LinkKind::Nvlink(2)), None, None)));
     let mut all = keys(&answer);
     all.sort_unstable();
     let names = ["cpus", "devices", "host", "links", "nics", "orders", "troubles", "version", "warnings"];
@@ -67,7 +67,7 @@ fn device_json_has_stable_keys() {
 fn json_describes_parts_and_lost_cards() {
     let mut accelerators = mig(3).to_vec();
     accelerators.push(lost(4));
-    let answer = value(&devices(&picture(machine(accelerators, LinkKind::Sys), None, None)));
+    let answer = value(&devices(&snapshot(machine(accelerators, LinkKind::Sys), None, None)));
     let part = |at: usize| {
         let device = &answer["devices"][at];
         (
@@ -86,7 +86,7 @@ fn json_describes_parts_and_lost_cards() {
 
 #[test]
 fn json_always_lists_missing_sources() {
-    let answer = value(&devices(&picture(machine_without_devices(), None, None)));
+    let answer = value(&devices(&snapshot(machine_without_devices(), None, None)));
     assert_eq!(answer["devices"], json!([]));
     assert_eq!(
         answer["troubles"][1],

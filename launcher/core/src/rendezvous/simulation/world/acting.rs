@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::hashing::{describe_move, describe_state};
 use super::{Incarnation, JOIN, NetworkEvent, World, at, origin};
 use crate::rendezvous::round::{RoundStep, RoundView, is_spare};
-use crate::rendezvous::simulation::agent::{AfterWorkers, EndReason, Phase};
+use crate::rendezvous::simulation::agent::{AfterWorkers, AgentEnd, Phase};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::Request;
 use crate::rendezvous::simulation::torch::{self, Task, TorchStep};
@@ -48,7 +48,7 @@ impl World<'_> {
                 AfterWorkers::Join => Phase::Joining { deadline: now + JOIN },
                 AfterWorkers::Leave => Phase::Leaving { closes: false },
                 AfterWorkers::Close => Phase::Leaving { closes: true },
-                AfterWorkers::End => Phase::Ended(EndReason::Closed),
+                AfterWorkers::End => Phase::Ended(AgentEnd::Closed),
             };
         }
         self.wait_for_workers(slot);
@@ -123,18 +123,18 @@ impl World<'_> {
             }
             RoundStep::TimedOut => {
                 self.check_timeout()?;
-                EndReason::TimedOut
+                AgentEnd::TimedOut
             }
-            RoundStep::Closed => EndReason::Closed,
-            RoundStep::NotNeeded => EndReason::NotNeeded,
+            RoundStep::Closed => AgentEnd::Closed,
+            RoundStep::NotNeeded => AgentEnd::NotNeeded,
             RoundStep::Taken { ref by } => {
                 self.check_refusal(by)?;
-                EndReason::Taken
+                AgentEnd::Taken
             }
-            RoundStep::Done if matches!(agent.phase, Phase::Leaving { closes: true }) => EndReason::HasClosed,
+            RoundStep::Done if matches!(agent.phase, Phase::Leaving { closes: true }) => AgentEnd::HasClosed,
             RoundStep::Done => {
                 self.check_left(slot)?;
-                EndReason::Left
+                AgentEnd::Left
             }
         };
         self.agents[slot].as_mut().expect("it acts").phase = Phase::Ended(end);
@@ -189,10 +189,10 @@ impl World<'_> {
             }
             // The agent reads at every tick anyway.
             TorchStep::Sleep => {}
-            TorchStep::Finish if task == Task::Close => agent.phase = Phase::Ended(EndReason::HasClosed),
+            TorchStep::Finish if task == Task::Close => agent.phase = Phase::Ended(AgentEnd::HasClosed),
             TorchStep::Finish => return self.start(slot),
-            TorchStep::TimedOut => agent.phase = Phase::Ended(EndReason::TimedOut),
-            TorchStep::Closed => agent.phase = Phase::Ended(EndReason::Closed),
+            TorchStep::TimedOut => agent.phase = Phase::Ended(AgentEnd::TimedOut),
+            TorchStep::Closed => agent.phase = Phase::Ended(AgentEnd::Closed),
         }
         Ok(())
     }

@@ -16,14 +16,14 @@ impl World<'_> {
             return;
         }
         let heartbeat = heartbeat || agent.owes == Some(true);
-        self.send_request(slot, Request::Look { reads_heartbeats: heartbeat });
+        self.send_request(slot, Request::Read { reads_heartbeats: heartbeat });
     }
 
     pub(super) fn send_request(&mut self, slot: usize, request: Request) {
         let id = self.pending_events.len() as u64;
         let Some(agent) = &mut self.agents[slot] else { return };
         agent.pending = Some(id);
-        if matches!(request, Request::Look { .. }) {
+        if matches!(request, Request::Read { .. }) {
             agent.owes = None;
         }
         let incarnation = self.incarnation_of(slot);
@@ -49,9 +49,9 @@ impl World<'_> {
         if self.is_cut(slot) {
             return Ok(());
         }
-        let reads_heartbeats = matches!(request, Request::Look { reads_heartbeats: true });
+        let reads_heartbeats = matches!(request, Request::Read { reads_heartbeats: true });
         match request {
-            Request::Look { .. } if reads_heartbeats && !self.setup.is_torch(slot) => {
+            Request::Read { .. } if reads_heartbeats && !self.setup.is_torch(slot) => {
                 let node = self.setup.me(slot, incarnation.1).node;
                 self.store.write_heartbeat(&node);
             }
@@ -71,7 +71,7 @@ impl World<'_> {
                 }
             }
             Request::Write { .. } => self.oracle.lost_writes += 1,
-            Request::Look { .. } => {}
+            Request::Read { .. } => {}
         }
         if !self.is_lost(slot) {
             let sent = reads_heartbeats.then_some(sent);

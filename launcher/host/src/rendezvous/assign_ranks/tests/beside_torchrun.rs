@@ -1,13 +1,13 @@
-//! Members that run torchrun: what they publish, believe and cannot follow.
+//! Members that run torchrun: what they publish, cache and cannot follow.
 
 use super::*;
 
-/// What torchrun 2.15 does after it has joined, as far as others see it. `believed` outlives the round.
+/// What torchrun 2.15 does after it has joined, as far as others see it. `cached` outlives the round.
 fn torchrun(
     store: &StoreServer,
     round: u64,
     (rank, nodes): (u32, u32),
-    believed: &mut Option<PublishedAddress>,
+    cached: &mut Option<PublishedAddress>,
     own: Option<&NodeStore>,
 ) -> [u32; 4] {
     let keys = keys().round(round);
@@ -16,15 +16,15 @@ fn torchrun(
         assert!(client.wait(&[key], Instant::now() + LIMIT).unwrap(), "{key}");
         client.get(key).unwrap()
     };
-    if believed.is_none() && own.is_none() {
+    if cached.is_none() && own.is_none() {
         let (addr, port) = (get(&keys.master_addr()), get(&keys.master_port()));
-        *believed = Some(PublishedAddress::parse(&addr, &port).unwrap());
+        *cached = Some(PublishedAddress::parse(&addr, &port).unwrap());
     }
     let mut client = connect(store);
-    if let (None, Some(own)) = (&believed, own) {
+    if let (None, Some(own)) = (&cached, own) {
         client.set(&keys.master_addr(), own.place().addr.as_bytes()).unwrap();
         client.set(&keys.master_port(), own.place().port.to_string().as_bytes()).unwrap();
-        *believed = Some(own.place());
+        *cached = Some(own.place());
     }
     let text = format!(r#"{{"role": "default", "rank": {rank}, "local_world_size": 2}}"#);
     client.set(&keys.role_info(NodeRank(rank)), text.as_bytes()).unwrap();
@@ -52,17 +52,17 @@ fn torchrun(
 #[test]
 fn torchrun_reads_address_of_rankrun_rank_zero() {
     let store = serve();
-    let (mut a, mut believed) = (Agent::new("a"), None);
+    let (mut a, mut cached) = (Agent::new("a"), None);
     for round in 0..2 {
         a.store.use_by_worker();
         let ranks = thread::scope(|scope| {
-            let theirs = scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
+            let theirs = scope.spawn(|| torchrun(&store, round, (1, 2), &mut cached, None));
             let ours = join_all(&mut [&mut a], &store, round, "a T").remove(0).unwrap();
             assert_eq!(ours.members[1].workers, LocalWorldSize::new(2));
             theirs.join().unwrap()
         });
         assert_eq!(ranks, [1, 3, 1, 3]);
-        assert_eq!(believed, Some(a.store.place()));
+        assert_eq!(cached, Some(a.store.place()));
         assert_eq!(a.store.keys(), 0);
     }
 }
@@ -70,7 +70,7 @@ fn torchrun_reads_address_of_rankrun_rank_zero() {
 #[test]
 fn torchrun_rank_zero_publishes_address_and_empties_store() {
     let store = serve();
-    let (theirs, mut believed) = (NodeStore::new("T"), None);
+    let (theirs, mut cached) = (NodeStore::new("T"), None);
     let (mut a, mut b, mut newcomer) = (Agent::new("a"), Agent::new("b"), None);
     a.store.use_by_worker();
     b.store.use_by_worker();
@@ -78,7 +78,7 @@ fn torchrun_rank_zero_publishes_address_and_empties_store() {
         theirs.use_by_worker();
         let nodes = members(names).len() as u32;
         thread::scope(|scope| {
-            scope.spawn(|| torchrun(&store, round, (0, nodes), &mut believed, Some(&theirs)));
+            scope.spawn(|| torchrun(&store, round, (0, nodes), &mut cached, Some(&theirs)));
             if nodes == 4 {
                 scope.spawn(|| torchrun(&store, round, (3, 4), &mut newcomer, None));
             }
@@ -95,13 +95,13 @@ fn torchrun_rank_zero_publishes_address_and_empties_store() {
 #[test]
 fn new_rankrun_agent_finds_store_of_torchrun_rank_zero() {
     let store = serve();
-    let (theirs, mut believed) = (NodeStore::new("T"), None);
-    torchrun(&store, 0, (0, 1), &mut believed, Some(&theirs));
-    torchrun(&store, 1, (0, 1), &mut believed, Some(&theirs));
+    let (theirs, mut cached) = (NodeStore::new("T"), None);
+    torchrun(&store, 0, (0, 1), &mut cached, Some(&theirs));
+    torchrun(&store, 1, (0, 1), &mut cached, Some(&theirs));
     let mut a = Agent::new("a");
     theirs.use_by_worker();
     thread::scope(|scope| {
-        scope.spawn(|| torchrun(&store, 2, (0, 2), &mut believed, Some(&theirs)));
+        scope.spawn(|| torchrun(&store, 2, (0, 2), &mut cached, Some(&theirs)));
         let joined = join_all(&mut [&mut a], &store, 2, "T a").remove(0).unwrap();
         assert_eq!((joined.master, joined.base_rank.0), (theirs.place().master(true), 2));
     });
@@ -110,10 +110,10 @@ fn new_rankrun_agent_finds_store_of_torchrun_rank_zero() {
 #[test]
 fn new_rankrun_rank_zero_keeps_address_cached_by_torchrun() {
     let store = serve();
-    let (theirs, mut believed) = (NodeStore::new("T"), None);
+    let (theirs, mut cached) = (NodeStore::new("T"), None);
     let mut a = Agent::new("a");
     thread::scope(|scope| {
-        scope.spawn(|| torchrun(&store, 0, (0, 2), &mut believed, Some(&theirs)));
+        scope.spawn(|| torchrun(&store, 0, (0, 2), &mut cached, Some(&theirs)));
         join_all(&mut [&mut a], &store, 0, "T a").remove(0).unwrap();
     });
     theirs.use_by_worker();
@@ -126,7 +126,7 @@ fn new_rankrun_rank_zero_keeps_address_cached_by_torchrun() {
         ..Default::default()
     });
     thread::scope(|scope| {
-        scope.spawn(|| torchrun(&store, 1, (2, 3), &mut believed, Some(&theirs)));
+        scope.spawn(|| torchrun(&store, 1, (2, 3), &mut cached, Some(&theirs)));
         for joined in join_all(&mut [&mut b, &mut a], &store, 1, "b a T") {
             assert_eq!(joined.unwrap().master, theirs.place().master(true));
         }
@@ -137,10 +137,10 @@ fn new_rankrun_rank_zero_keeps_address_cached_by_torchrun() {
 #[test]
 fn stale_torchrun_address_is_refused_by_all_members() {
     let store = serve();
-    let (mut a, mut b, mut believed) = (Agent::new("a"), Agent::new("b"), None);
+    let (mut a, mut b, mut cached) = (Agent::new("a"), Agent::new("b"), None);
     let mut c = Agent::new("c");
     thread::scope(|scope| {
-        scope.spawn(|| torchrun(&store, 0, (3, 4), &mut believed, None));
+        scope.spawn(|| torchrun(&store, 0, (3, 4), &mut cached, None));
         for joined in join_all(&mut [&mut a, &mut b, &mut c], &store, 0, "a b c T") {
             joined.unwrap();
         }
@@ -168,7 +168,7 @@ fn worker_hosted_store_has_new_port_in_every_round() {
     let (given, cache) = (shared(given), SharedAddressCache::default());
     for round in 0..2 {
         // It reads the address in every round.
-        let mut believed = None;
+        let mut cached = None;
         let exchange = RankExchange {
             keys: keys(),
             round,
@@ -183,11 +183,11 @@ fn worker_hosted_store_has_new_port_in_every_round() {
             address_cache: cache.clone(),
         };
         let joined = thread::scope(|scope| {
-            scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
+            scope.spawn(|| torchrun(&store, round, (1, 2), &mut cached, None));
             run(&store, &exchange).unwrap()
         });
         assert!(!joined.master.uses_agent_store);
-        assert_eq!(believed, Some(PublishedAddress::from(&joined.master)));
+        assert_eq!(cached, Some(PublishedAddress::from(&joined.master)));
         ports.insert(joined.master.port);
     }
     assert_eq!(ports.len(), 2);

@@ -153,6 +153,24 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
     });
 }
 
+/// The number of workers of a dead agent must not be published for the agent that has taken its rank.
+#[test]
+fn role_that_changed_since_it_was_read_is_read_again() {
+    let store = store_with_the_claim_of(&Agent::new(1, 2));
+    let (_, round) = keys();
+    let mut client = connect(&store);
+    let info =
+        |workers| RoleInfo { role: "default".to_owned(), workers: LocalWorldSize::new(workers).unwrap() };
+    client.set(&round.role_info(NodeRank(0)), &info(1).to_json(NodeRank(0))).unwrap();
+    let setup = Agent::new(0, 2).setup();
+    let job = StaticJob::of(&setup);
+    for (workers, expected) in [(7, JoinedNodes::HaveChanged), (2, JoinedNodes::BelongToJob)] {
+        let (infos, mut misfit_since) = ([info(1), info(workers)], None);
+        let begun = job.begin(&mut client.client, &infos, &mut misfit_since);
+        assert_eq!(client.runtime.block_on(begun).unwrap(), expected, "{workers}");
+    }
+}
+
 /// A node that fails itself may have removed its claim, but not its role_info yet.
 #[test]
 fn host_waits_for_a_rank_whose_claim_is_being_taken_back() {

@@ -1,4 +1,4 @@
-//! Nodes and stores that go without a word.
+//! Nodes and stores that end without a message.
 
 use super::*;
 

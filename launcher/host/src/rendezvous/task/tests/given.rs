@@ -148,9 +148,7 @@ fn node_dead_before_last_join_is_replaced_at_once() {
     let others = [first, last].map(|agent| std::thread::spawn(move || agent.goes_on_until_the_end()));
     assert_eq!(comes.joined().node_rank, NodeRank(1));
     comes.close(false, Some(note(1)));
-    for other in others {
-        other.join().unwrap();
-    }
+    drop(others.map(|other| other.join().unwrap()));
 }
 
 /// An agent with node rank 1, without a process: its node, descriptor and claim.

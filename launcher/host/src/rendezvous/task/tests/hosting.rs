@@ -36,7 +36,7 @@ fn leaving_store_host_ends_job_with_its_reason() {
     other.rejoined();
     host.leave("it was told to stop by SIGTERM");
     let over = std::iter::repeat_with(|| other.next_event()).find_map(|next_event| match next_event {
-        RendezvousEvent::Over(over) => Some(over),
+        RendezvousEvent::Ended(over) => Some(over),
         _ => None,
     });
     assert_eq!(why_node_ended_job(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));

@@ -23,12 +23,12 @@ fn silent_store_nears_lease_deadline_and_answer_extends_it() {
     wall.opens();
     let deadline = Instant::now() + PATIENCE;
     while agent.rendezvous.lease_deadlines().unwrap() == deadlines {
-        assert!(Instant::now() < deadline, "no sign of life");
+        assert!(Instant::now() < deadline, "no heartbeat");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The first two connections are those for calls and for the bell, and nothing new is let through either.
+/// The first two connections carry calls and change notifications; no further connection is let through.
 #[test]
 fn blocking_call_does_not_delay_heartbeats() {
     let store = store();

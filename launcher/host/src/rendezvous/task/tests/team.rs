@@ -206,11 +206,12 @@ impl Agent {
         }
     }
 
-    /// Wants to be in the next round as soon as the one before is over, until the job is.
-    pub(super) fn goes_on_until_the_end(self) {
+    /// Wants to be in the next round as soon as the one before is over, until the job is. The agent may host the store
+    /// that the others still read.
+    pub(super) fn goes_on_until_the_end(self) -> Self {
         loop {
             match self.next_event() {
-                RendezvousEvent::Over(_) | RendezvousEvent::Failed(_) => return,
+                RendezvousEvent::Ended(_) | RendezvousEvent::Failed(_) => return self,
                 RendezvousEvent::Changed(_) => self.join(),
                 _ => {}
             }
@@ -226,7 +227,7 @@ impl Agent {
 
     pub(super) fn over(&self) -> RendezvousEnd {
         match self.next_event() {
-            RendezvousEvent::Over(over) => over,
+            RendezvousEvent::Ended(over) => over,
             next_event => panic!("{next_event:?}"),
         }
     }

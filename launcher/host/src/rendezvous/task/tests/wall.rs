@@ -1,9 +1,10 @@
 //! A way to the store that a test can cut.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::store::StoreServer;
@@ -16,6 +17,8 @@ pub(super) struct Wall {
     is_open: Arc<AtomicBool>,
     /// The connection of this number is let through also then.
     spared: Arc<AtomicUsize>,
+    /// Number of reads with bytes for the store, by the number of the connection.
+    requests: Arc<Mutex<BTreeMap<usize, u32>>>,
 }
 
 impl Wall {
@@ -35,21 +38,33 @@ impl Wall {
             breaks: Arc::clone(&breaks),
             is_open: Arc::clone(&is_open),
             spared: Arc::clone(&spared),
+            requests: Arc::default(),
         };
+        let requests = Arc::clone(&wall.requests);
         thread::spawn(move || {
             for (number, near) in listener.incoming().map_while(Result::ok).enumerate() {
                 let Ok(far) = TcpStream::connect(store) else { return };
-                for (from, to) in [(&near, &far), (&far, &near)] {
+                for (from, to, is_request) in [(&near, &far, true), (&far, &near, false)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let (is_open, spared) = (Arc::clone(&is_open), Arc::clone(&spared));
                     let breaks = Arc::clone(&breaks);
-                    let lets =
-                        move || is_open.load(Ordering::SeqCst) || spared.load(Ordering::SeqCst) == number;
+                    let requests = Arc::clone(&requests);
+                    let lets = move || {
+                        if is_request {
+                            *requests.lock().unwrap().entry(number).or_default() += 1;
+                        }
+                        is_open.load(Ordering::SeqCst) || spared.load(Ordering::SeqCst) == number
+                    };
                     thread::spawn(move || pass(from, to, lets, &breaks));
                 }
             }
         });
         wall
+    }
+
+    /// How often a connection has had bytes for the store.
+    pub(super) fn requests(&self, number: usize) -> u32 {
+        self.requests.lock().unwrap().get(&number).copied().unwrap_or(0)
     }
 
     /// Lets nothing through any more.

@@ -1,4 +1,5 @@
-//! All facts shown about the machine at one moment, computed before any page or JSON is written. Pure.
+//! All facts about the machine that `rankrun devices` shows, computed before any page or JSON is written. The probes
+//! deliver the machine, the environment the visibility variables. Pure.
 
 use super::{InspectError, fact_text};
 use rankrun_core::device::choice::number;
@@ -62,7 +63,7 @@ impl MachineSnapshot {
             Some(kind) => with_kind_only(machine, kind),
             None => machine,
         };
-        let mut picture = Self {
+        let mut snapshot = Self {
             host: context.host.to_owned(),
             hidden_by: vec![None; machine.accelerators.len()],
             machine,
@@ -72,9 +73,9 @@ impl MachineSnapshot {
             warnings: Vec::new(),
         };
         for kind in DeviceType::ALL {
-            picture.add(kind, context);
+            snapshot.add(kind, context);
         }
-        picture
+        snapshot
     }
 
     /// Only the devices with these names; all where there is none.

@@ -1,6 +1,6 @@
-//! Pictures of machines made by hand.
+//! Snapshots of machines made by hand.
 
-use super::super::example::{OWN, busy, card, context, machine, machine_without_devices, nic, picture};
+use super::super::example::{OWN, busy, card, context, machine, machine_without_devices, nic, snapshot};
 use super::*;
 use rankrun_core::device::LinkKind;
 
@@ -10,7 +10,7 @@ fn device_type_filter_keeps_links() {
     let mut all = machine(vec![card(0), rocm(0), rocm(1)], LinkKind::Sys);
     all.links[2].kind = LinkKind::Xgmi;
     all.nics = vec![nic("eth0", 1, 0, vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Phb])];
-    let found = picture(all, Some(DeviceType::Rocm), None).machine;
+    let found = snapshot(all, Some(DeviceType::Rocm), None).machine;
     assert_eq!(found.accelerators, [rocm(0), rocm(1)]);
     assert_eq!(found.links, [DeviceLink { a: 0, b: 1, kind: LinkKind::Xgmi }]);
     assert_eq!(found.nics[0].links, [LinkKind::Pix, LinkKind::Phb]);
@@ -19,13 +19,13 @@ fn device_type_filter_keeps_links() {
 #[test]
 fn each_order_is_listed_for_each_type() {
     let rocm = Accelerator { kind: DeviceType::Rocm, ..card(0) };
-    let snapshot = picture(machine(vec![card(0), card(1), rocm], LinkKind::Sys), None, None);
-    let orders: Vec<_> = snapshot.orders.iter().map(|order| (order.kind, order.order)).collect();
+    let shown = snapshot(machine(vec![card(0), card(1), rocm], LinkKind::Sys), None, None);
+    let orders: Vec<_> = shown.orders.iter().map(|order| (order.kind, order.order)).collect();
     let all = |kind| DeviceOrder::ALL.into_iter().map(move |order| (kind, order));
     assert!(orders.into_iter().eq(all(DeviceType::Cuda).chain(all(DeviceType::Rocm))));
-    assert_eq!(snapshot.orders[0].devices, Ok(vec![0, 1]));
-    assert_eq!(snapshot.orders[5].devices, Ok(vec![2]));
-    assert_eq!(picture(machine_without_devices(), None, None).orders, []);
+    assert_eq!(shown.orders[0].devices, Ok(vec![0, 1]));
+    assert_eq!(shown.orders[5].devices, Ok(vec![2]));
+    assert_eq!(snapshot(machine_without_devices(), None, None).orders, []);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn single_device_order_skips_driver_query() {
 fn findings_and_small_cards_give_warnings() {
     let mut small = card(1);
     small.memory = Some(rankrun_core::device::Memory { total: 24 << 30, free: Some(24 << 30) });
-    let snapshot = picture(machine(vec![busy(0), small], LinkKind::Sys), None, None);
+    let snapshot = snapshot(machine(vec![busy(0), small], LinkKind::Sys), None, None);
     let warnings: Vec<_> =
         snapshot.warnings.iter().map(|warning| (warning.device, warning.severity)).collect();
     let (warning, note) = (Severity::Warning, Severity::Note);
@@ -74,7 +74,7 @@ fn hiding_variables_are_listed_per_device_type() {
 #[test]
 fn devices_invisible_to_launch_are_marked_hidden() {
     let hidden = |cuda: &str| {
-        let snapshot = picture(machine((0..4).map(card).collect(), LinkKind::Sys), None, Some(cuda));
+        let snapshot = snapshot(machine((0..4).map(card).collect(), LinkKind::Sys), None, Some(cuda));
         let hidden: Vec<usize> = (0..4).filter(|at| snapshot.hidden_by[*at].is_some()).collect();
         let listed = snapshot.orders.iter().find(|order| order.order == DeviceOrder::AsListed);
         (hidden, listed.and_then(|order| order.devices.clone().ok()))
@@ -87,7 +87,7 @@ fn devices_invisible_to_launch_are_marked_hidden() {
 
 #[test]
 fn dropped_variable_entries_give_warning() {
-    let snapshot = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
+    let snapshot = snapshot(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
     let message: Vec<&str> = snapshot.warnings.iter().map(|warning| warning.text.as_str()).collect();
     assert!(message.iter().any(|text| text.contains("`CUDA_VISIBLE_DEVICES=0,7`")), "{message:?}");
 }
