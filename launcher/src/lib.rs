@@ -20,10 +20,12 @@ use nix::sys::signal::SigSet;
 use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
+use crate::cli::other_launcher::{self, OtherCommand, OtherProgram};
 use crate::cli::{Attach, CliError, Command, Launch};
 use rankrun_core::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use rankrun_core::facts::{Facts, StandardStream};
 use rankrun_core::gc;
+use rankrun_core::notice::Notice;
 use rankrun_core::spec::{CliFlavor, LaunchSpec};
 use rankrun_host::agent::AgentSetup;
 use rankrun_host::blocking::BlockingCall;
@@ -67,10 +69,22 @@ pub fn main() -> ExitCode {
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
     let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(ATTACH.as_bytes()));
     let startup = if is_attach { Startup::unprepared() } else { Startup::prepare() };
-    let argv: Vec<OsString> = std::env::args_os().collect();
-    let facts = gather_facts(wait_announcer(&argv));
+    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    let mut facts = gather_facts(wait_announcer(&argv));
+    let remarks = match other_launcher::translate(&argv, &facts) {
+        Ok(None) => Vec::new(),
+        Ok(Some(OtherCommand::Launch(translation))) => {
+            facts.change_environment(&translation.environment);
+            argv.splice(1.., translation.words);
+            translation.remarks
+        }
+        Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
+        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, startup),
+        Err(error) => return report_refusal(&error, &facts, None),
+    };
     match cli::interpret(&argv, &facts) {
-        Ok(Command::Launch(launch)) => {
+        Ok(Command::Launch(mut launch)) => {
+            launch.notices.splice(..0, remarks.into_iter().map(Notice::OfOtherLauncher));
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
             run_launch(*launch, &facts, foreign_python, startup)
         }
@@ -87,6 +101,17 @@ pub fn main() -> ExitCode {
             report_refusal(&error, &facts, parent_file.map(Path::new))
         }
     }
+}
+
+/// Becomes another launcher's own program, with the signal mask that this process got.
+fn run_other_program(program: &OtherProgram, startup: Startup) -> ExitCode {
+    if let Some(mask) = startup.mask {
+        let _ = mask.thread_set_mask();
+    }
+    let error = std::os::unix::process::CommandExt::exec(
+        std::process::Command::new(&program.path).args(&program.argv[1..]),
+    );
+    reporter::report_error(&error, None)
 }
 
 /// Refuses the command line. The shim's user is told the way to PyTorch's own launcher, if that has the feature.

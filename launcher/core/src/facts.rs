@@ -127,6 +127,14 @@ impl Facts {
         &self.environment
     }
 
+    /// Sets these variables, or removes those without a value.
+    pub fn change_environment(&mut self, changes: &[(String, Option<OsString>)]) {
+        for (name, value) in changes {
+            self.environment.retain(|(key, _)| key != name.as_str());
+            self.environment.extend(value.clone().map(|value| (name.into(), value)));
+        }
+    }
+
     /// One variable; an empty value is a value.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&OsStr> {

@@ -13,6 +13,8 @@ use crate::spec::setting::Origin;
 /// One thing to say once at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
+    /// Something of another launcher's command line that has no effect here, as a sentence.
+    OfOtherLauncher(String),
     /// The places where one expects Python name different ones.
     Python {
         /// The one that runs the workers.
@@ -337,6 +339,7 @@ impl fmt::Display for Notice {
                     workers.get() - 1
                 )
             }
+            Self::OfOtherLauncher(sentence) => f.write_str(sentence),
             Self::UnknownLogLevel { value } => write!(f, "`LOGLEVEL` is `{value}`, which is not {LEVELS}"),
         }
     }

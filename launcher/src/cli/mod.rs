@@ -7,6 +7,7 @@
 
 pub mod error;
 pub mod option;
+pub mod other_launcher;
 
 mod behind;
 mod by_hand;

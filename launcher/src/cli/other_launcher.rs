@@ -1,0 +1,138 @@
+//! The command lines of `accelerate launch` and `deepspeed`, translated into command lines of rankrun. `rankrun convert`
+//! prints such a translation. A launch under another launcher's name is the launch of the translated words in the
+//! translated environment; nothing behind this room knows other launchers.
+
+mod accelerate;
+mod deepspeed;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use super::error::CliError;
+use rankrun_core::facts::Facts;
+
+/// A launch of another launcher, as rankrun's.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Translation {
+    /// Variables of the launcher's environment to set, or to remove where there is no value. The workers inherit them.
+    pub environment: Vec<(String, Option<OsString>)>,
+    /// The words behind `rankrun`: options, entrypoint and its arguments.
+    pub words: Vec<OsString>,
+    /// What has no equivalent: a sentence each, without a full stop.
+    pub remarks: Vec<String>,
+}
+
+/// A command line of another launcher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OtherCommand {
+    /// Start workers, or explain what would be started.
+    Launch(Translation),
+    /// Print this on stdout and exit 0.
+    Print(String),
+    /// Become the other launcher's own program, which has commands that rankrun has not.
+    Run(OtherProgram),
+}
+
+/// A program that takes the place of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherProgram {
+    /// The file to execute.
+    pub path: PathBuf,
+    /// Its arguments; the first is the name.
+    pub argv: Vec<OsString>,
+}
+
+/// The launchers that rankrun can stand in for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OtherLauncher {
+    Accelerate,
+    Deepspeed,
+}
+
+/// The command line of another launcher, if this is one: by the name of the program, as the first word, or behind
+/// `explain` and its options.
+///
+/// # Errors
+/// The other launcher refuses this command line, or rankrun has nothing for it.
+pub fn translate(argv: &[OsString], facts: &Facts) -> Result<Option<OtherCommand>, CliError> {
+    let Some((argv0, words)) = argv.split_first() else { return Ok(None) };
+    if let Some((launcher, is_launch)) = called_as(argv0) {
+        return launcher.translate(is_launch, words, facts).map(Some);
+    }
+    if Path::new(argv0).file_name().is_some_and(|name| name == "torchrun") {
+        return Ok(None);
+    }
+    let start = explain_words(words);
+    let Some(launcher) = words.get(start).and_then(|word| command_named(word)) else { return Ok(None) };
+    let command = launcher.translate(false, &words[start + 1..], facts)?;
+    Ok(Some(match command {
+        OtherCommand::Launch(mut translation) => {
+            translation.words.splice(..0, words[..start].iter().cloned());
+            OtherCommand::Launch(translation)
+        }
+        OtherCommand::Print(_) | OtherCommand::Run(_) => command,
+    }))
+}
+
+/// The launcher of this program name, and whether the name includes `launch`.
+fn called_as(argv0: &OsStr) -> Option<(OtherLauncher, bool)> {
+    Some(match Path::new(argv0).file_name()?.to_str()? {
+        "accelerate" => (OtherLauncher::Accelerate, false),
+        "accelerate-launch" => (OtherLauncher::Accelerate, true),
+        "deepspeed" | "ds" => (OtherLauncher::Deepspeed, true),
+        _ => return None,
+    })
+}
+
+fn command_named(word: &OsStr) -> Option<OtherLauncher> {
+    match word.to_str()? {
+        "accelerate" => Some(OtherLauncher::Accelerate),
+        "deepspeed" => Some(OtherLauncher::Deepspeed),
+        _ => None,
+    }
+}
+
+/// The number of words of `explain` with its options; 0 without it.
+fn explain_words(words: &[OsString]) -> usize {
+    if words.first().is_none_or(|word| word != "explain") {
+        return 0;
+    }
+    let mut at = 1;
+    while let Some(word) = words.get(at).and_then(|word| word.to_str()) {
+        at += match word {
+            "--script" => 2,
+            word if word.starts_with("--") => 1,
+            _ => break,
+        };
+    }
+    at.min(words.len())
+}
+
+impl OtherLauncher {
+    /// `is_launch`: no word `launch` is needed.
+    fn translate(self, is_launch: bool, words: &[OsString], facts: &Facts) -> Result<OtherCommand, CliError> {
+        match self {
+            Self::Accelerate => accelerate::translate(is_launch, words, facts),
+            Self::Deepspeed => deepspeed::translate(words, facts),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_explain_stand_before_launcher() {
+        for (line, start) in [
+            ("explain --json accelerate launch x.py", 2),
+            ("explain --script 0 deepspeed x.py", 3),
+            ("explain", 1),
+            ("explain --script", 2),
+            ("accelerate launch", 0),
+        ] {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(explain_words(&words), start, "{line}");
+        }
+    }
+}
