@@ -94,6 +94,11 @@ impl<'a> ArgvReader<'a> {
         self.command.get_name() == "torchrun"
     }
 
+    /// Our own options are written in full. Other launchers' commands have none.
+    fn can_be_abbreviated(&self, arg: &Arg) -> bool {
+        self.command.get_name() != "rankrun" || is_torchruns(arg, self.command)
+    }
+
     fn classify(&self, word: &'a OsStr) -> Result<Word<'a>, UsageError> {
         let bytes = word.as_bytes();
         if bytes == b"--" {
@@ -125,7 +130,7 @@ impl<'a> ArgvReader<'a> {
             return Ok(Some(arg.0));
         }
         let candidates: Vec<(&'static Arg, String)> = long_args(self.command)
-            .filter(|(arg, _)| is_torchruns(arg, self.command))
+            .filter(|(arg, _)| self.can_be_abbreviated(arg))
             .flat_map(|(arg, _)| arg.spellings().into_iter().map(move |spelling| (arg, spelling)))
             .filter(|(_, spelling)| spelling.as_bytes().starts_with(name))
             .collect();

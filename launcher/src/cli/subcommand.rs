@@ -341,7 +341,7 @@ pub(super) fn help_of(command: &str, is_long: bool) -> Option<String> {
 
 /// Reads a value by the rules of its type.
 #[derive(Debug, Clone)]
-struct TextParser<T>(PhantomData<fn() -> T>);
+pub(super) struct TextParser<T>(pub(super) PhantomData<fn() -> T>);
 
 impl<T: FromText> TypedValueParser for TextParser<T> {
     type Value = T;

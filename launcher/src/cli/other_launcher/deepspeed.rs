@@ -1,12 +1,154 @@
-//! `deepspeed`: to be written.
+//! `deepspeed` on one machine, as a command line of rankrun.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `args` | the options |
+//! | `hosts` | host file and filters → the part of this machine |
+//! | `devices` | the number of workers, and the words and variables for their devices |
+//! | `env_file` | `.deepspeed_env` |
+
+mod args;
+mod devices;
+mod env_file;
+mod hosts;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::OsString;
 
-use super::OtherCommand;
-use crate::cli::error::CliError;
+use super::{OtherCommand, Translation};
+use crate::cli::error::{CliError, SettingError};
+use args::{DeepspeedArgs, Parsed, option};
+use devices::DeviceSource;
 use rankrun_core::facts::Facts;
+use rankrun_core::spec::LOOPBACK;
+
+const DEFAULT_PORT: i128 = 29500;
+const LOCAL_RANK: &str = "--local_rank=${local_rank}";
 
 pub(super) fn translate(words: &[OsString], facts: &Facts) -> Result<OtherCommand, CliError> {
-    let _ = (words, facts);
-    Err(CliError::refused("not written yet", "wait"))
+    match args::parse(words)? {
+        Parsed::Help(text) => Ok(OtherCommand::Print(text)),
+        Parsed::Launch(args) => launch(&args, facts).map(OtherCommand::Launch),
+    }
+}
+
+fn launch(args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> {
+    refuse_unsupported(args)?;
+    let mut launch = Translation::default();
+    let changes = variables_before(facts)?;
+    let mut inherited = facts.environment().to_vec();
+    for (name, value) in &changes {
+        inherited.retain(|(key, _)| key != name.as_str());
+        inherited.extend(value.clone().map(|value| (name.into(), value)));
+    }
+    let binding = binding_words(args, &inherited)?;
+    let host = hosts::find_local_host(args, facts, &mut launch.remarks)?;
+    let has_hostfile = host.slots.is_some();
+    let workers = DeviceSource { host: &host, facts, environment: inherited }.find_workers()?;
+    launch.environment = changes;
+    launch.environment.extend(workers.environment);
+    let own =
+        [("LOCAL_SIZE", workers.count.to_string()), ("CROSS_RANK", "0".into()), ("CROSS_SIZE", "1".into())];
+    launch.environment.extend(own.map(|(name, value)| (name.to_owned(), Some(value.into()))));
+    launch.words.extend(master_words(args, has_hostfile));
+    launch.words.extend(workers.words);
+    launch.words.extend(binding);
+    launch.words.extend(output_words(args));
+    launch.words.extend(program_words(args));
+    launch.remarks.extend(workers.remarks);
+    launch.remarks.extend(remarks(args, has_hostfile));
+    Ok(launch)
+}
+
+fn refuse_unsupported(args: &DeepspeedArgs) -> Result<(), CliError> {
+    if args.autotuning.is_some() {
+        return Err(CliError::refused(
+            "`--autotuning` runs DeepSpeed's tuner, which rankrun does not have",
+            "tune by `python -m deepspeed.launcher.runner --autotuning …`, and start the result by rankrun",
+        ));
+    }
+    if args.module && args.no_python {
+        return Err(SettingError::exclusive(option("no_python"), &option("module")).into());
+    }
+    Ok(())
+}
+
+/// The variables of `.deepspeed_env`. Those of torchrun's options go, since deepspeed does not read them.
+fn variables_before(facts: &Facts) -> Result<Vec<(String, Option<OsString>)>, CliError> {
+    let names = facts.environment().iter().filter_map(|(name, _)| name.to_str());
+    let torchs = names.filter(|name| name.starts_with("PET_")).map(|name| (name.to_owned(), None));
+    let of_files = env_file::read_env_files(facts)?.into_iter().map(|(name, value)| (name, Some(value)));
+    Ok(torchs.chain(of_files).collect())
+}
+
+fn binding_words(
+    args: &DeepspeedArgs,
+    inherited: &[(OsString, OsString)],
+) -> Result<Vec<OsString>, CliError> {
+    if !args.bind_cores_to_rank {
+        return Ok(Vec::new());
+    }
+    if inherited.iter().any(|(name, _)| name == "KMP_AFFINITY") {
+        return Err(CliError::refused(
+            "`KMP_AFFINITY` is set, which binds threads otherwise than `--bind_cores_to_rank`",
+            "unset `KMP_AFFINITY`, or leave the option out",
+        ));
+    }
+    let cores = args.bind_core_list.as_deref().unwrap_or("all");
+    Ok(vec!["--bind-cores".into(), cores.into()])
+}
+
+/// Without a host file the real tool takes the loopback, whatever `--master_addr` says.
+fn master_words(args: &DeepspeedArgs, has_hostfile: bool) -> Vec<OsString> {
+    let given = args.master_addr.as_deref().filter(|addr| has_hostfile && !addr.is_empty());
+    let port = args.master_port.unwrap_or(DEFAULT_PORT).to_string();
+    ["--master-addr", given.unwrap_or(LOOPBACK), "--master-port", &port].map(OsString::from).to_vec()
+}
+
+fn output_words(args: &DeepspeedArgs) -> Vec<OsString> {
+    let mut words: Vec<OsString> = Vec::new();
+    // `None` is the real tool's word for no folder.
+    let folder = args.enable_each_rank_log.as_deref().filter(|folder| !matches!(*folder, "" | "None"));
+    if let Some(folder) = folder {
+        words.extend(["--redirects", "3", "--log-dir", folder].map(OsString::from));
+    }
+    match args.log_level.as_deref() {
+        _ if args.quiet => words.push("--quiet".into()),
+        Some("error" | "critical") => words.push("--quiet".into()),
+        Some("debug") => words.push("-v".into()),
+        _ => {}
+    }
+    words
+}
+
+fn program_words(args: &DeepspeedArgs) -> Vec<OsString> {
+    let flags = [("--module", args.module), ("--no-python", args.no_python)];
+    let flags = flags.into_iter().filter(|(_, is_given)| *is_given).map(|(word, _)| word.into());
+    let mut program = args.program.iter().cloned();
+    let script = program.next();
+    let local_rank = (!args.no_local_rank).then(|| LOCAL_RANK.into());
+    flags.chain(["--".into()]).chain(script).chain(local_rank).chain(program).collect()
+}
+
+/// What is accepted and has no effect.
+fn remarks(args: &DeepspeedArgs, has_hostfile: bool) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let remote: Vec<String> =
+        args.options_of_remote_start().into_iter().map(|option| format!("`{option}`")).collect();
+    if !remote.is_empty() {
+        remarks.push(format!("without effect, since no other host is started: {}", remote.join(", ")));
+    }
+    if args.save_pid {
+        remarks.push("`--save_pid` writes no file: `rankrun ls` shows the pid of the launcher".to_owned());
+    }
+    if args.bind_core_list.is_some() && !args.bind_cores_to_rank {
+        remarks.push("`--bind_core_list` has no effect without `--bind_cores_to_rank`".to_owned());
+    }
+    let other =
+        args.master_addr.as_deref().filter(|addr| !has_hostfile && !addr.is_empty() && *addr != LOOPBACK);
+    if let Some(addr) = other {
+        remarks.push(format!("`--master_addr {addr}` has no effect without a host file: it is {LOOPBACK}"));
+    }
+    remarks
 }
