@@ -13,6 +13,7 @@ mod config;
 mod console;
 mod contract;
 mod control;
+mod deepspeed;
 mod devices;
 mod devices_watch;
 mod differences;

@@ -86,6 +86,7 @@ enum Stdin {
 #[derive(Debug)]
 pub struct Launch {
     name: Name,
+    program: Option<PathBuf>,
     wrapper: Vec<OsString>,
     args: Vec<OsString>,
     env: BTreeMap<OsString, OsString>,
@@ -110,6 +111,7 @@ impl Launch {
         let temporary = scratch.folder("tmp", 0o777);
         let mut launch = Self {
             name,
+            program: None,
             wrapper: Vec::new(),
             args: Vec::new(),
             env: BTreeMap::new(),
@@ -225,6 +227,13 @@ impl Launch {
         self
     }
 
+    /// This program in place of the launcher: another launcher, or a link to ours.
+    #[must_use]
+    pub fn program_at(mut self, path: impl Into<PathBuf>) -> Self {
+        self.program = Some(path.into());
+        self
+    }
+
     /// Started by this program, which gets the launcher's command line as its last arguments.
     #[must_use]
     pub fn under<A: Into<OsString>>(mut self, wrapper: impl IntoIterator<Item = A>) -> Self {
@@ -337,6 +346,9 @@ impl Launch {
     }
 
     fn program(&self) -> PathBuf {
+        if let Some(program) = &self.program {
+            return program.clone();
+        }
         if self.name.is_reference() {
             return torchrun();
         }

@@ -1,6 +1,7 @@
 //! Real PyTorch under the real launcher.
 
 mod ddp;
+mod deepspeed;
 mod early_exit;
 mod external_worker;
 mod frameworks;

@@ -125,8 +125,10 @@ fn output_words(args: &DeepspeedArgs) -> Vec<OsString> {
 fn program_words(args: &DeepspeedArgs) -> Vec<OsString> {
     let flags = [("--module", args.module), ("--no-python", args.no_python)];
     let flags = flags.into_iter().filter(|(_, is_given)| *is_given).map(|(word, _)| word.into());
-    let mut program = args.program.iter().cloned();
+    let mut program = args.program.iter().cloned().peekable();
     let script = program.next();
+    // The real tool's two programs swallow one each.
+    let _ = program.next_if(|word| word == "--");
     let local_rank = (!args.no_local_rank).then(|| LOCAL_RANK.into());
     flags.chain(["--".into()]).chain(script).chain(local_rank).chain(program).collect()
 }

@@ -10,6 +10,7 @@ use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
 use crate::cli::normalise::{Refusal, normalise};
 use crate::cli::subcommand::TextParser;
+use crate::cli::suggest::nearest_of;
 use rankrun_core::spec::CliFlavor;
 
 const USAGE: &str = "rankrun deepspeed [OPTIONS] SCRIPT [ARGS]...";
@@ -23,7 +24,12 @@ const WIDTH: usize = 100;
 static COMMAND: LazyLock<Command> = LazyLock::new(|| {
     let command = Command::new("deepspeed").no_binary_name(true).disable_help_flag(true);
     let command = DeepspeedArgs::augment_args(command).args_override_self(true);
-    command.about(ABOUT).override_usage(USAGE).after_help(BEHIND).max_term_width(WIDTH)
+    command
+        .about(ABOUT)
+        .override_usage(USAGE)
+        .after_help(BEHIND)
+        .max_term_width(WIDTH)
+        .hide_possible_values(true)
 });
 
 /// The command line of `deepspeed`.
@@ -89,7 +95,7 @@ pub(super) struct DeepspeedArgs {
     #[arg(long, value_name = "LIST")]
     pub(super) bind_core_list: Option<String>,
     /// How much the launcher says; info is rankrun's usual
-    #[arg(long, value_name = "LEVEL", value_parser = ["debug", "info", "warning", "error", "critical"])]
+    #[arg(long, value_name = "debug|info|warning|error|critical", value_parser = ["debug", "info", "warning", "error", "critical"])]
     pub(super) log_level: Option<String>,
     /// The same as --log_level error
     #[arg(short, long)]
@@ -142,7 +148,8 @@ pub(super) enum Parsed {
 /// What argparse calls a usage error.
 pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
     let usage = |error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error };
-    let normalised = normalise(words, &COMMAND).map_err(|Refusal { error, .. }| usage(error))?;
+    let normalised =
+        normalise(words, &COMMAND).map_err(|Refusal { error, .. }| usage(with_own_hint(error)))?;
     let matches = match COMMAND.clone().try_get_matches_from(&normalised) {
         Ok(matches) => matches,
         Err(error) if error.kind() == ErrorKind::DisplayHelp => {
@@ -153,6 +160,17 @@ pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
     let args =
         DeepspeedArgs::from_arg_matches(&matches).map_err(|error| usage(value_error(&error, words)))?;
     Ok(Parsed::Launch(Box::new(args)))
+}
+
+/// The option of this command that an unknown word may mean; other hints name options of rankrun.
+fn with_own_hint(error: UsageError) -> UsageError {
+    let UsageError::Unknown { words } = &error else { return error };
+    let typed = |word: &str| word.split('=').next().unwrap_or_default().trim_start_matches('-').to_owned();
+    let nearest = |word: &String| nearest_of(&typed(word), COMMAND.get_arguments().filter_map(Arg::get_long));
+    match words.iter().find_map(nearest) {
+        Some(nearest) => UsageError::Misspelt { words: words.clone(), nearest },
+        None => error,
+    }
 }
 
 /// The value that clap refuses, and the type of its option.

@@ -55,10 +55,7 @@ impl DeviceSource<'_> {
         let request = request_for(accelerator);
         if self.assign(&request)?.0 == DeviceType::Cpu {
             self.on_cpus(&mut workers)?;
-            let count = workers.count;
-            workers
-                .remarks
-                .push(format!("no accelerator is visible, so the {count} workers run on the CPUs"));
+            workers.remarks.push("no accelerator is visible, so the workers run on the CPUs".to_owned());
         } else {
             self.on_devices(request, &mut workers)?;
         }
@@ -250,8 +247,13 @@ fn cpu_shares<T: AsRef<str>>(ids: &[T], count: u32, origin: &Origin) -> Result<V
     let share = |id: &T| {
         let share = id.as_ref().parse().ok().filter(|share| *share < count);
         share.ok_or_else(|| {
-            let problem = format!("which has `{}`, and the CPUs have {count} shares", id.as_ref());
-            let hint = format!("ids are 0 to {}; `LOCAL_SIZE=N` makes N shares", count - 1);
+            let problem = format!("and the CPUs have no share `{}`", id.as_ref());
+            let known = if count == 1 {
+                "the only id is 0".to_owned()
+            } else {
+                format!("ids are 0 to {}", count - 1)
+            };
+            let hint = format!("{known}; `LOCAL_SIZE=N` makes N shares");
             let list: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
             SettingError::of_value(origin.clone(), list.join(","), problem, hint).into()
         })

@@ -28,6 +28,7 @@ fn mistakes_in_words_are_usage_errors() {
         &gpus(),
         &[
             ("--elastic_training x.py", 2, &["unknown option `--elastic_training`"]),
+            ("--num_gpsu 2 x.py", 2, &["unknown option `--num_gpsu`", "did you mean `--num_gpus`?"]),
             ("-m pkg.train", 2, &["unknown option `-m`"]),
             ("--num 2 x.py", 2, &["`--num` could be `--num_nodes`, `--num_gpus`, `--num_accelerators`"]),
             ("--num_gpus two x.py", 2, &["`--num_gpus` is `two`, which is not a whole number"]),
@@ -74,8 +75,8 @@ fn devices_that_do_not_exist_are_refused() {
     );
     let cpu = [("DS_ACCELERATOR", "cpu"), ("LOCAL_SIZE", "4")];
     for (line, part) in [
-        ("-i localhost:4 x.py", "`--include` is `4`, which has `4`, and the CPUs have 4 shares"),
-        ("-i localhost:GPU-1 x.py", "which has `GPU-1`"),
+        ("-i localhost:4 x.py", "`--include` is `4`, and the CPUs have no share `4`"),
+        ("-i localhost:GPU-1 x.py", "no share `GPU-1`"),
         ("-e localhost:0,1,2,3 x.py", "leaves no device"),
     ] {
         let (code, text) = refusal(world(), line, &cpu);
