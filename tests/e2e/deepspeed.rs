@@ -61,7 +61,18 @@ fn deepspeed_workers_get_variables_and_argument() {
     for (line, ids) in [("--num_gpus 3", "0,1,2"), ("--include localhost:3,1", "3,1"), ("-q", "0,1,2,3")] {
         let outcome = deepspeed.show(deepspeed.launch(line).env("LOCAL_SIZE", "4"));
         assert_eq!(sorted_lines(&outcome), deepspeed.lines(ids, ""), "{line}\n{outcome}");
+        outcome.expect_absent("spawned");
     }
+}
+
+#[test]
+fn deepspeed_cpu_workers_see_no_gpu() {
+    if !is_rankrun() {
+        return;
+    }
+    let deepspeed = Deepspeed::new();
+    let outcome = deepspeed.show(deepspeed.launch("--num_gpus 2").on(&Machine::gpus(2)));
+    outcome.expect_exit_code(0).expect_stdout("local=1/2").expect_stdout("devices= ");
 }
 
 #[test]
