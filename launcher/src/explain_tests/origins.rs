@@ -194,6 +194,8 @@ fn setting_without_value_shows_default_of_its_help() {
         ("", "check-devices", "no default"),
         ("", "progress-dir", "- default"),
         ("--rdzv-conf=", "rdzv-conf", "'' command line"),
+        ("", "stop-signal-to", "auto default"),
+        ("torchrun", "stop-signal-to", "group default"),
     ] {
         assert_eq!(setting_text("", options, &[], name), text, "{options} {name}");
     }

@@ -374,7 +374,7 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
         stop: names(stop),
         forward: names(forward),
         worker_signal: spec.options.stop_signal.map(|signal| signal.0.as_str()),
-        worker_signal_to: spec.options.stop_signal_to,
+        worker_signal_to: spec.options.stop_target(spec.cli_flavor),
         grace_seconds: spec.stop.grace.as_secs_f64(),
         grace_for_seconds: GraceCause::ALL
             .into_iter()

@@ -23,6 +23,7 @@ use rankrun_contract::env::{
 
 use super::{LaunchValue, Origins, Pending};
 use rankrun_core::facts::Facts;
+use rankrun_core::spec::options::IndependentOptions;
 use rankrun_core::spec::setting::{Origin, Setting};
 use rankrun_core::spec::stop::{GraceCause, LeftoverPolicy};
 use rankrun_core::spec::{
@@ -345,7 +346,10 @@ impl SettingOrigins<'_> {
 
     /// The options of one struct, by the names of its fields.
     fn independent_options(&self) -> Vec<SettingLine> {
-        let Ok(Value::Object(options)) = serde_json::to_value(&self.spec.options) else { return Vec::new() };
+        let spec = self.spec;
+        let stop_signal_to = Some(spec.options.stop_target(spec.cli_flavor));
+        let options = IndependentOptions { stop_signal_to, ..spec.options.clone() };
+        let Ok(Value::Object(options)) = serde_json::to_value(&options) else { return Vec::new() };
         let line = |(name, value): (String, Value)| {
             let value = match value {
                 Value::Null => None,
