@@ -51,7 +51,7 @@ fn origins_of(settings: &Settings<'_>) -> Origins {
 
 fn known_option(option: &'static Arg) -> KnownOption {
     let help = option.get_help().map(ToString::to_string).unwrap_or_default();
-    let default = help.rsplit_once("[default: ").and_then(|(_, text)| text.split_once(']'));
+    let default = help.rsplit_once("[default: ").and_then(|(_, text)| text.rsplit_once(']'));
     KnownOption {
         name: option.long_name(),
         flag: (option.kind() == Kind::Flag).then_some("no"),

@@ -91,6 +91,7 @@ fn setting_with_two_names_names_each_place_that_lost() {
         ),
         ("-vv", &level, "verbose", "2 command line, over RANKRUN_VERBOSE and LOGLEVEL"),
         ("", &level[1..], "verbose", "INFO LOGLEVEL"),
+        ("", &grace[..1], "shutdown-timeout", "4s RANKRUN_GRACE, over c.toml:5"),
     ] {
         let options = format!("--config c.toml {options}");
         let options = options.trim();
@@ -151,6 +152,7 @@ fn option_given_twice_in_variable_and_in_config_shows_each_place() {
         "name": "max-restarts",
         "value": "2",
         "source": typed,
+        "default": null,
         "overrides": [
             typed,
             {"kind": "variable", "name": "PET_MAX_RESTARTS"},
@@ -158,6 +160,11 @@ fn option_given_twice_in_variable_and_in_config_shows_each_place() {
         ],
     });
     assert_eq!(restarts, [&expected]);
+    let lease = settings.iter().find(|setting| setting["name"] == "lease").unwrap();
+    assert_eq!(
+        (&lease["value"], &lease["default"]),
+        (&serde_json::Value::Null, &"5; torchrun's launchers have 15".into())
+    );
 }
 
 #[test]
@@ -187,7 +194,10 @@ fn setting_said_twice_names_what_it_overrides() {
 }
 
 #[test]
-fn setting_without_value_shows_default_of_its_help() {
+fn setting_without_value_shows_its_default() {
+    let torchs = [("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")];
+    let line = setting_text("", "", &torchs, "shutdown-timeout");
+    assert_eq!(line, "7s TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
     for (options, name, text) in [
         ("", "store-limit", "1GiB default"),
         ("", "device-order", "as-listed default"),
@@ -196,6 +206,10 @@ fn setting_without_value_shows_default_of_its_help() {
         ("--rdzv-conf=", "rdzv-conf", "'' command line"),
         ("", "stop-signal-to", "auto default"),
         ("torchrun", "stop-signal-to", "group default"),
+        ("", "log-line-prefix-template", "'[${role_name}${local_rank}]:' default"),
+        ("", "leftover-grace", "30s default"),
+        ("torchrun", "leftover-grace", "keep default"),
+        ("", "shutdown-timeout", "30s default"),
     ] {
         assert_eq!(setting_text("", options, &[], name), text, "{options} {name}");
     }

@@ -41,8 +41,7 @@ pub struct SettingLine {
     pub source: SettingOrigin,
     /// Where other values were set, which do not count.
     pub overrides: Vec<SettingOrigin>,
-    /// The default in words, where nothing sets a value.
-    #[serde(skip)]
+    /// The default in words, where it is not a value.
     pub default: Option<String>,
 }
 
@@ -98,6 +97,7 @@ pub(super) struct SettingOrigins<'a> {
     pub(super) facts: &'a Facts,
 }
 
+const DEFAULT_PREFIX: &str = "[${role_name}${local_rank}]:";
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 fn time(time: Duration) -> String {
@@ -269,7 +269,8 @@ impl SettingOrigins<'_> {
             LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => path,
             LogDir::Off => Path::new("/dev/null"),
         };
-        let prefix = self.option("log-line-prefix-template", logs.prefix.clone());
+        let prefix = logs.prefix.as_deref().unwrap_or(DEFAULT_PREFIX);
+        let prefix = self.option("log-line-prefix-template", Some(prefix.to_owned()));
         vec![
             setting("log-dir", known(dir), self.log_dir()),
             self.option("redirects", Some(streams(&logs.redirects))),
@@ -308,12 +309,12 @@ impl SettingOrigins<'_> {
         };
         let stuck = spec.dstate_timeout.map(|_| STUCK_LIMIT);
         let leftovers = match spec.leftovers {
-            LeftoverPolicy::Keep => None,
-            LeftoverPolicy::End { grace } => Some(time(grace)),
+            LeftoverPolicy::Keep => "keep".to_owned(),
+            LeftoverPolicy::End { grace } => time(grace),
         };
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
-            self.option("leftover-grace", leftovers),
+            self.option("leftover-grace", Some(leftovers)),
             self.option("start-timeout", spec.start_timeout.map(time)),
             self.option("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
             self.option("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
@@ -340,8 +341,7 @@ impl SettingOrigins<'_> {
             }
             SettingLine { name: own.name, overrides: vec![own.source], ..line.clone() }
         });
-        let second = Some(second).filter(|second| self.is_given(&second.name));
-        [line].into_iter().chain(second).chain(causes).collect()
+        [line, second].into_iter().chain(causes).collect()
     }
 
     /// The options of one struct, by the names of its fields.
