@@ -153,6 +153,7 @@ fn option_given_twice_in_variable_and_in_config_shows_each_place() {
         "value": "2",
         "source": typed,
         "default": null,
+        "has_effect": true,
         "overrides": [
             typed,
             {"kind": "variable", "name": "PET_MAX_RESTARTS"},
@@ -194,6 +195,45 @@ fn setting_said_twice_names_what_it_overrides() {
 }
 
 #[test]
+fn setting_that_launch_does_not_use_is_marked() {
+    let standalone = "--standalone --rdzv-backend c10d --rdzv-endpoint a:1";
+    let run_path = "--run-path --module --no-python";
+    let c10d = "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint h:1";
+    let conf = [("PET_RDZV_CONF", "join_timeout=7"), ("RANKRUN_JOIN_TIMEOUT", "8")];
+    let two_keys = [("PET_RDZV_CONF", "join_timeout=7,is_host=1"), ("RANKRUN_JOIN_TIMEOUT", "8")];
+    for (options, environment, name, text) in [
+        (standalone, &[][..], "standalone", "yes command line"),
+        (standalone, &[], "rdzv-backend", "c10d command line; no effect"),
+        (standalone, &[], "rdzv-endpoint", "a:1 command line; no effect"),
+        (run_path, &[], "run-path", "yes command line"),
+        (run_path, &[], "module", "yes command line; no effect"),
+        (run_path, &[], "no-python", "yes command line; no effect"),
+        ("--run-path", &[("PET_MODULE", "1")], "module", "yes PET_MODULE; no effect"),
+        ("", &[("LOGLEVEL", "bogus")], "verbose", "bogus LOGLEVEL; no effect"),
+        ("-v", &[("LOGLEVEL", "bogus")], "verbose", "1 command line, over LOGLEVEL"),
+        (c10d, &conf, "rdzv-conf", "join_timeout=7 PET_RDZV_CONF; no effect"),
+        (c10d, &conf, "join-timeout", "8s RANKRUN_JOIN_TIMEOUT, over PET_RDZV_CONF"),
+        (c10d, &conf[..1], "rdzv-conf", "join_timeout=7 PET_RDZV_CONF"),
+        (c10d, &two_keys, "rdzv-conf", "join_timeout=7,is_host=1 PET_RDZV_CONF"),
+        ("", &conf[1..], "join-timeout", "8 RANKRUN_JOIN_TIMEOUT; no effect"),
+        (
+            "--device-type cpu",
+            &[("RANKRUN_DEVICE_ORDER", "pci")],
+            "device-order",
+            "pci RANKRUN_DEVICE_ORDER; no effect",
+        ),
+        ("", &[("RANKRUN_DEVICE_ORDER", "pci")], "device-order", "pci RANKRUN_DEVICE_ORDER"),
+    ] {
+        assert_eq!(setting_text("", options, environment, name), text, "{options} {environment:?} {name}");
+    }
+    let (question, facts) = question("rankrun explain --json --standalone --rdzv-endpoint a:1 x.py", &[]);
+    let json = as_json(&of(&question, &facts), &question);
+    let settings = json["settings"].as_array().unwrap().iter();
+    let idle: Vec<_> = settings.filter(|setting| setting["has_effect"] == false).collect();
+    assert_eq!(idle.iter().map(|setting| &setting["name"]).collect::<Vec<_>>(), ["rdzv-endpoint"]);
+}
+
+#[test]
 fn setting_without_value_shows_its_default() {
     let torchs = [("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")];
     let line = setting_text("", "", &torchs, "shutdown-timeout");
@@ -203,7 +243,7 @@ fn setting_without_value_shows_its_default() {
         ("", "device-order", "as-listed default"),
         ("", "check-devices", "no default"),
         ("", "progress-dir", "- default"),
-        ("--rdzv-conf=", "rdzv-conf", "'' command line"),
+        ("--rdzv-conf=", "rdzv-conf", "'' command line; no effect"),
         ("", "stop-signal-to", "auto default"),
         ("torchrun", "stop-signal-to", "group default"),
         ("", "log-line-prefix-template", "'[${role_name}${local_rank}]:' default"),

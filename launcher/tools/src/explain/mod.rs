@@ -271,7 +271,7 @@ pub fn explain(
     handled: &HandledSignals,
 ) -> Result<Explanation, LaunchError> {
     let spec = &request.spec;
-    let sources = SettingOrigins { spec, origins: &request.origins, facts };
+    let sources = SettingOrigins { spec, origins: &request.origins, notices: &request.notices, facts };
     let run_id = spec.rendezvous.run_id();
     let known_run_id = (!sources.is_run_id_fresh()).then_some(run_id);
     let plan = LaunchPlan {

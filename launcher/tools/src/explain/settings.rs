@@ -4,6 +4,7 @@
 //! source. A test checks that both agree.
 
 mod devices;
+mod no_effect;
 mod rendezvous;
 
 use devices::{DEVICE_OPTIONS, is_device_variable};
@@ -23,6 +24,7 @@ use rankrun_contract::env::{
 
 use super::{LaunchValue, Origins, Pending};
 use rankrun_core::facts::Facts;
+use rankrun_core::notice::Notice;
 use rankrun_core::spec::options::IndependentOptions;
 use rankrun_core::spec::setting::{Origin, Setting};
 use rankrun_core::spec::stop::{GraceCause, LeftoverPolicy};
@@ -39,6 +41,8 @@ pub struct SettingLine {
     pub value: Option<LaunchValue>,
     /// The option or variable that set it.
     pub source: SettingOrigin,
+    /// Whether the launch uses the value; a default counts as used.
+    pub has_effect: bool,
     /// Where other values were set, which do not count.
     pub overrides: Vec<SettingOrigin>,
     /// The default in words, where it is not a value.
@@ -94,6 +98,7 @@ impl From<&Setting<OsString>> for SettingOrigin {
 pub(super) struct SettingOrigins<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) origins: &'a Origins,
+    pub(super) notices: &'a [Notice],
     pub(super) facts: &'a Facts,
 }
 
@@ -116,7 +121,7 @@ fn setting(
     value: Option<LaunchValue>,
     (source, overrides): Places,
 ) -> SettingLine {
-    SettingLine { name: name.into(), value, source, overrides, default: None }
+    SettingLine { name: name.into(), value, source, has_effect: true, overrides, default: None }
 }
 
 impl SettingOrigins<'_> {
@@ -249,6 +254,7 @@ impl SettingOrigins<'_> {
             }
         }
         settings.iter_mut().for_each(|line| self.add_default(line));
+        self.mark_without_effect(&mut settings);
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
         settings
