@@ -59,7 +59,7 @@ pub(in crate::cli) fn interpret(
     // Also behind a mistake.
     let help = words.iter().find(|word| *word == "-h" || *word == "--help");
     if let Some(help) = help.filter(|_| !["run", "explain"].contains(&name)) {
-        return Ok(Command::Print(help_of(name, help == "--help").unwrap_or_default()));
+        return Ok(Command::Print(help_of(name, help == "--help", None).unwrap_or_default()));
     }
     let subcommand = match parse(words) {
         Ok(subcommand) => subcommand,
@@ -157,7 +157,7 @@ fn help_about(topic: Option<&str>) -> Result<String, CliError> {
     };
     let text = match topic {
         "run" => Some(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None)),
-        topic => help::topic(topic, None).or_else(|| help_of(topic, true)),
+        topic => help::topic(topic, None).or_else(|| help_of(topic, true, None)),
     };
     text.ok_or_else(|| usage(UsageError::UnknownTo { command: "help", word: topic.to_owned() }))
 }
