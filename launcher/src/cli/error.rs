@@ -170,6 +170,12 @@ pub enum UsageError {
         /// The word.
         word: String,
     },
+    /// Several topics behind `help`.
+    #[error("`rankrun help` takes one topic, and `{word}` is another one")]
+    SecondTopic {
+        /// The second topic.
+        word: String,
+    },
     /// A subcommand without the word that it needs.
     #[error("`rankrun {command}` needs {}", needed_by(command))]
     MissingArgument {
@@ -238,7 +244,10 @@ impl UsageError {
                 )
             }
             // argparse has no words for what it does not know.
-            Self::NoLaunch { .. } | Self::UnknownTo { .. } | Self::MissingArgument { .. } => self.to_string(),
+            Self::NoLaunch { .. }
+            | Self::UnknownTo { .. }
+            | Self::SecondTopic { .. }
+            | Self::MissingArgument { .. } => self.to_string(),
             Self::Setting(error) => error.argparse(),
         }
     }
@@ -262,6 +271,7 @@ impl UsageError {
             }
             Self::UnknownTo { command: "completions", .. } => Some(COMPLETION_SHELLS.to_owned()),
             Self::UnknownTo { command: "shim", .. } => Some(SHIM_VERBS.to_owned()),
+            Self::SecondTopic { word } => Some(format!("ask for one after the other: `rankrun help {word}`")),
             Self::UnknownTo { command: "help", word } => Some(help_topic_hint(word)),
             Self::UnknownTo { command, word } => {
                 let all = || options_of(command).iter().map(|name| format!("--{name}")).collect::<Vec<_>>();

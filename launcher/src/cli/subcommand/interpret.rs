@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, FromArgMatches};
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of};
+use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of, is_name};
 use crate::cli::by_hand::local_rank_in;
 use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
@@ -210,8 +210,13 @@ fn usage_error(command: &'static str, words: &[OsString], error: &clap::Error) -
             let word = odd.map_or(invalid, |word| word.to_string_lossy().into_owned());
             UsageError::UnknownTo { command, word }
         }
+        _ if command == "help" && is_topic(&invalid) => UsageError::SecondTopic { word: invalid },
         _ => UsageError::UnknownTo { command, word: invalid },
     }
+}
+
+fn is_topic(word: &str) -> bool {
+    help::TOPICS.contains(&word) || is_name(word)
 }
 
 /// The option in clap's `--watch[=<SECONDS>]` or `-i <LIST>`.
