@@ -87,7 +87,7 @@ pub(super) fn interpret(
         CliFlavor::Rankrun => &RANKRUN,
         CliFlavor::Torchrun => &TORCHRUN,
     };
-    let (parsed, own) = parse_with(cli_flavor, words, grammar).map_err(|error| named_as_own(error))?;
+    let (parsed, own) = parse_with(cli_flavor, words, grammar).map_err(named_as_own)?;
     answer(cli_flavor, parsed, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
         let behind = tell_options_behind(&line, &OWN);
