@@ -338,7 +338,9 @@ fn devices_and_cpus_are_listed_per_rank() {
 #[test]
 fn signals_section_has_what_workers_get() {
     let signals = |options: &str| {
-        let (question, facts) = question(&format!("rankrun explain{options} x.py"), &[]);
+        let environment = options.strip_suffix(" auto").map(|_| ("RANKRUN_STOP_SIGNAL_TO", "auto"));
+        let options = options.trim_end_matches(" auto");
+        let (question, facts) = question(&format!("rankrun explain{options} x.py"), environment.as_slice());
         let explanation = of(&question, &facts);
         let text = String::from_utf8(rendered(&explanation, &question, ExplainForm::Full)).unwrap();
         let rows: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("  workers get")).collect();
@@ -351,6 +353,8 @@ fn signals_section_has_what_workers_get() {
     let int = format!("SIGINT, whichever signal stops the job{auto}");
     for (options, text, signal, target) in [
         ("", given.as_str(), None, "auto"),
+        (" torchrun", "", None, "group"),
+        (" torchrun auto", &given, None, "auto"),
         (" --stop-signal INT", &int, Some("SIGINT"), "auto"),
         (" --stop-signal-to group", "", None, "group"),
         (" --stop-signal-to rank", "the signal that stops the job, each rank alone", None, "rank"),

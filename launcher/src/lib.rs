@@ -2,9 +2,9 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`cli`] | argv and environment → [`rankrun_core::spec::LaunchSpec`] |
+//! | `cli` | argv and environment → [`rankrun_core::spec::LaunchSpec`] |
 
-pub mod cli;
+mod cli;
 #[cfg(test)]
 mod explain_tests;
 

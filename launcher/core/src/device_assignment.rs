@@ -168,7 +168,7 @@ impl Assigner<'_> {
     /// `--device-visibility`, or torchrun's option for the same.
     fn requested_visibility(&self) -> Visibility {
         let by_torch = if self.request.virtual_local_rank { Visibility::Own } else { Visibility::Whole };
-        self.request.visibility.unwrap_or(by_torch)
+        self.request.visibility.as_ref().map_or(by_torch, |visibility| visibility.value)
     }
 
     /// Whether accelerators were asked for, and not only taken where there are some.

@@ -238,27 +238,27 @@ pub enum SignalProblem {
     CannotBeHandled,
 }
 
-/// Why a setting has no effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a setting has no effect. An option that decides in its place has its origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IgnoredBecause {
     /// `--standalone` overrides it.
-    Standalone,
+    Standalone(Origin),
     /// Without `--master-port` a job of one node is as with `--standalone`.
     ImplicitStandalone,
     /// The store has a port of the user's choice, and the address that belongs to it.
     FixedPort,
     /// `--rdzv-endpoint` says where the store is.
-    Endpoint,
+    Endpoint(Origin),
     /// Only the static rendezvous has it.
     OnlyStatic,
     /// Nodes always tell each other how many workers they have.
     RanksAreTold,
     /// `--run-path` says how the entrypoint runs.
-    RunPath,
+    RunPath(Origin),
     /// Workers are always started in one way.
     OneStartMethod,
     /// `--log-dir /dev/null` makes no files.
-    NoLogTree,
+    NoLogTree(Origin),
     /// torch has a watchdog for it, and it is not supported yet.
     NotSupported,
 }
@@ -266,15 +266,15 @@ pub enum IgnoredBecause {
 impl fmt::Display for IgnoredBecause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Standalone => "`--standalone` chooses for itself",
+            Self::Standalone(origin) => return write!(f, "{origin} chooses for itself"),
+            Self::Endpoint(origin) => return write!(f, "{origin} says it"),
+            Self::RunPath(origin) => return write!(f, "{origin} says how the script runs"),
+            Self::NoLogTree(origin) => return write!(f, "{origin} is `/dev/null`, which has no files"),
             Self::ImplicitStandalone => "one node without `--master-port` is as with `--standalone`",
             Self::FixedPort => "with a given port the workers are told the address given with it",
-            Self::Endpoint => "`--rdzv-endpoint` says it",
             Self::OnlyStatic => "only the static rendezvous has it",
             Self::RanksAreTold => "nodes always tell each other how many workers they have",
-            Self::RunPath => "`--run-path` says how the script runs",
             Self::OneStartMethod => "every worker is a fresh process",
-            Self::NoLogTree => "`--log-dir /dev/null` makes no files",
             Self::NotSupported => "it is not supported yet",
         })
     }

@@ -125,7 +125,7 @@ impl LaunchSpec {
     #[must_use]
     pub fn device_check(&self) -> Option<Unhealthy> {
         let has_devices = self.devices.workers.iter().any(|worker| worker.kind != DeviceType::Cpu);
-        self.device_request.check.filter(|_| has_devices)
+        self.device_request.check.as_ref().map(|check| check.value).filter(|_| has_devices)
     }
 }
 

@@ -3,12 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use clap::Arg;
+use clap::{Arg, Command};
 
-use super::option::{Kind, LaunchOption, options};
+use super::option::{Kind, LaunchOption};
 use super::settings::CommandLine;
 use rankrun_core::notice::Notice;
-use rankrun_core::spec::CliFlavor;
 
 /// Options that programs have too: behind the entrypoint they are the program's.
 const COMMON: &[&str] = &[
@@ -35,16 +34,16 @@ const COMMON: &[&str] = &[
     "version",
 ];
 
-/// A notice of the options behind the entrypoint that only a launcher has. A `--`, or the same option before the entrypoint,
-/// says that they are meant for the program.
-pub(super) fn tell_options_behind(line: &CommandLine) -> Option<Notice> {
+/// A notice of the options of `known` behind the entrypoint that only a launcher has. A `--`, or the same option before the
+/// entrypoint, says that they are meant for the program.
+pub(super) fn tell_options_behind(line: &CommandLine, known: &'static Command) -> Option<Notice> {
     if line.is_separated {
         return None;
     }
     let mut found = Vec::new();
     let mut words = line.arguments.iter().peekable();
     while let Some(word) = words.next().filter(|word| *word != "--") {
-        let Some(row) = row_of(word).filter(|row| is_meant(row, line)) else { continue };
+        let Some(row) = row_of(word, known).filter(|row| is_meant(row, line)) else { continue };
         let mut text = word.to_string_lossy().into_owned();
         let takes_next = row.kind() != Kind::Flag && !word.as_bytes().contains(&b'=');
         if let Some(value) = words.next_if(|next| takes_next && !next.as_bytes().starts_with(b"-")) {
@@ -61,21 +60,26 @@ fn is_meant(row: &Arg, line: &CommandLine) -> bool {
 }
 
 /// The option whose whole long spelling a word is, with or without a value.
-fn row_of(word: &OsString) -> Option<&'static Arg> {
+fn row_of(word: &OsString, known: &'static Command) -> Option<&'static Arg> {
     let name = word.as_bytes().split(|byte| *byte == b'=').next()?;
     let is_it = |row: &&Arg| row.spellings().iter().any(|known| OsStr::new(known).as_bytes() == name);
-    options(CliFlavor::Rankrun).find(is_it)
+    known.get_arguments().filter(|row| row.get_long().is_some()).find(is_it)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::option::{command, options};
     use crate::cli::settings::{ParsedArgs, parse};
+    use rankrun_core::spec::CliFlavor;
 
     fn notice_text(line: &str) -> Option<String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
         match parse(CliFlavor::Rankrun, &words).unwrap() {
-            ParsedArgs::Launch(line) => tell_options_behind(&line).map(|notice| notice.to_string()),
+            ParsedArgs::Launch(line) => {
+                let known = command(CliFlavor::Rankrun);
+                tell_options_behind(&line, known).map(|notice| notice.to_string())
+            }
             other => panic!("no launch: {other:?}"),
         }
     }

@@ -11,7 +11,7 @@ use rankrun_host::process::attach::ATTACH;
 
 /// What the wrapper of a worker that was started by hand is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attach {
+pub(crate) struct Attach {
     /// Where the launcher waits for it.
     pub socket: String,
     /// What the worker runs.

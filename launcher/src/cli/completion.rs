@@ -82,8 +82,13 @@ pub(super) fn answer(words: &[OsString], facts: &Facts) -> Option<String> {
     let number = |name| facts.variable(name)?.to_str()?.parse::<usize>().ok();
     let typed = &words[start..];
     let index = number(INDEX_VARIABLE).unwrap_or(typed.len().saturating_sub(1));
-    let (typed, index) = as_known(typed, index);
-    let mut command = whole_command();
+    let (mut typed, mut index) = as_known(typed, index);
+    let mut explained = CliFlavor::Rankrun;
+    if let Some((at, cli_flavor)) = name_behind_explain(&typed[..index.min(typed.len())]) {
+        typed.remove(at);
+        (index, explained) = (index - 1, cli_flavor);
+    }
+    let mut command = whole_command(explained);
     let first = typed.get(1).filter(|_| index > 1);
     // A subcommand stands first, or nowhere.
     command = match first.filter(|first| command.find_subcommand(first).is_none()) {
@@ -134,6 +139,22 @@ fn as_known(words: &[OsString], index: usize) -> (Vec<OsString>, usize) {
     (kept, index_kept)
 }
 
+/// The name of a command that `explain` explains: the words behind it are those of a launch under that name.
+fn name_behind_explain(words: &[OsString]) -> Option<(usize, CliFlavor)> {
+    words.get(1).filter(|word| *word == "explain")?;
+    let mut words = words.iter().enumerate().skip(2);
+    while let Some((at, word)) = words.next() {
+        match word.to_str()? {
+            "--script" => drop(words.next()),
+            "torchrun" => return Some((at, CliFlavor::Torchrun)),
+            "rankrun" => return Some((at, CliFlavor::Rankrun)),
+            word if !word.starts_with('-') => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
 /// Whether one of the words is the entrypoint: what follows it is the program's own.
 fn is_behind_entrypoint(command: &Command, words: &[OsString]) -> bool {
     let mut words = words.iter().map(|word| word.to_string_lossy());
@@ -158,13 +179,14 @@ fn is_behind_entrypoint(command: &Command, words: &[OsString]) -> bool {
     false
 }
 
-/// The words of rankrun: subcommands, and the options of a launch.
-pub(super) fn whole_command() -> Command {
+/// The words of rankrun: subcommands, and the options of a launch; behind `explain` those of the given name.
+fn whole_command(explained: CliFlavor) -> Command {
     let mut command = launch_command("rankrun", CliFlavor::Rankrun).disable_help_subcommand(true);
     for known in subcommand::described().get_subcommands() {
         let mut known = known.clone();
         if ["run", "explain"].contains(&known.get_name()) {
-            let arguments = options(CliFlavor::Rankrun).filter(|option| option.get_help_heading().is_some());
+            let cli_flavor = if known.get_name() == "explain" { explained } else { CliFlavor::Rankrun };
+            let arguments = options(cli_flavor).filter(|option| option.get_help_heading().is_some());
             known = known.args(arguments.map(|option| for_shells(option.clone(), CliFlavor::Rankrun)));
             known = known.mut_arg("words", |words| words.value_hint(ValueHint::AnyPath));
         }
@@ -207,8 +229,14 @@ fn for_shells(option: Arg, cli_flavor: CliFlavor) -> Arg {
         }
         (Kind::Flag, _) => option,
         (_, Some(words)) => option.value_parser(PossibleValuesParser::new(words)),
-        (Kind::Text, None) => option.value_hint(ValueHint::AnyPath),
-        (_, None) => option.value_hint(ValueHint::Other),
+        (_, None) => {
+            let hint = match LaunchOption::value_name(&option) {
+                "DIR" => ValueHint::DirPath,
+                "PATH" => ValueHint::FilePath,
+                _ => ValueHint::Other,
+            };
+            option.value_hint(hint)
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use rankrun_contract::rank::LocalWorldSize;
 
 use super::error::hint_for_workers;
 use super::error::{CliError, Expected, SettingError};
-use super::option::{Family, Kind, LaunchOption, options};
+use super::option::{Family, Flag, Kind, LaunchOption, options};
 use super::python_text::parse_int;
 use super::resolve::refused;
 use super::scheduler::find_step;
@@ -62,11 +62,8 @@ pub(super) fn resolve_devices(
 fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
     let args = &settings.args;
     let probe_timeout = probe_timeout(settings.get(&args.probe_timeout))?;
-    let check = match (args.exclude_unhealthy.is_some(), args.check_devices.is_some()) {
-        (true, _) => Some(Unhealthy::Exclude),
-        (false, true) => Some(Unhealthy::Refuse),
-        (false, false) => None,
-    };
+    let exclude = with_value(settings.get(&args.exclude_unhealthy), Unhealthy::Exclude);
+    let check = exclude.or_else(|| with_value(settings.get(&args.check_devices), Unhealthy::Refuse));
     let worker_count = read_worker_count(settings)?;
     let node_tasks =
         Some(settings.facts).filter(|_| worker_count == WorkerCount::Default).and_then(node_tasks);
@@ -75,15 +72,20 @@ fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
         devices: read_devices(settings)?,
         device_type: settings.get(&args.device_type),
         order: settings.get(&args.device_order),
-        visibility: args.device_visibility.as_ref().map(|found| found.value),
+        visibility: settings.get(&args.device_visibility),
         binding: settings.get(&args.torchrun.numa_binding),
         check,
-        oversubscribe: args.oversubscribe.is_some(),
+        oversubscribe: settings.get(&args.oversubscribe).map(|flag| flag.origin),
         virtual_local_rank: args.torchrun.virtual_local_rank.is_some(),
         quiet: args.quiet.is_some(),
         probe_timeout,
         node_tasks,
     })
+}
+
+/// What a flag stands for.
+fn with_value<T>(flag: Option<Setting<Flag>>, value: T) -> Option<Setting<T>> {
+    flag.map(|Setting { origin, .. }| Setting { origin, value })
 }
 
 /// `--probe-timeout`

@@ -33,8 +33,9 @@ pub(super) fn resolve_entrypoint(
     typed: &OsString,
     notices: &mut Vec<Notice>,
 ) -> Result<Entrypoint, CliError> {
-    if settings.args.torchrun.run_path.is_some() {
-        return resolve_run_path(settings, argv0, typed, notices);
+    if let Some(run_path) = settings.get(&settings.args.torchrun.run_path) {
+        let because = IgnoredBecause::RunPath(run_path.origin);
+        return resolve_run_path(settings, argv0, typed, (because, notices));
     }
     let program = |path| Entrypoint::Program { path, name: typed.clone() };
     let no_python = settings.get(&settings.args.torchrun.no_python);
@@ -115,10 +116,10 @@ fn resolve_run_path(
     settings: &Settings<'_>,
     argv0: &OsStr,
     typed: &OsString,
-    notices: &mut Vec<Notice>,
+    (because, notices): (IgnoredBecause, &mut Vec<Notice>),
 ) -> Result<Entrypoint, CliError> {
     for found in ["no-python", "module"].into_iter().filter_map(|flag| settings.find(flag)) {
-        notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::RunPath });
+        notices.push(Notice::Ignored { origin: found.origin, because: because.clone() });
     }
     // `runpy` opens what it is told: `-` is a file's name.
     let path = if typed == "-" { OsStr::new("./-") } else { typed.as_os_str() };

@@ -9,7 +9,7 @@ pub(super) use advice::{
     hint_for_workers,
 };
 pub(super) use rule::RuleProblem;
-pub use setting::SettingError;
+pub(crate) use setting::SettingError;
 pub(super) use setting::{Problem, expected};
 
 use std::borrow::Cow;
@@ -25,7 +25,7 @@ use rankrun_core::device_assignment::DeviceError;
 use rankrun_core::exit_code;
 use rankrun_core::plain::is_bidi_control;
 use rankrun_core::spec::CliFlavor;
-pub use rankrun_core::spec::setting::{Expected, FilePlace, Origin};
+pub(crate) use rankrun_core::spec::setting::{Expected, FilePlace, Origin};
 
 mod advice;
 mod rule;
@@ -33,7 +33,7 @@ mod setting;
 
 /// Why the command line could not be read, or does not work out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CliError {
+pub(crate) enum CliError {
     /// The command line, or a variable that stands for a part of it, could not be read.
     #[error("{}", match cli_flavor {
         CliFlavor::Rankrun => error.to_string(),
@@ -80,7 +80,7 @@ impl CliError {
 
     /// 2 for usage, as argparse; 1 for the rest.
     #[must_use]
-    pub const fn exit_code(&self) -> u8 {
+    pub(crate) const fn exit_code(&self) -> u8 {
         match self {
             Self::Usage { .. } => exit_code::USAGE,
             _ => exit_code::LAUNCHER_FAILED,
@@ -89,7 +89,7 @@ impl CliError {
 
     /// The one thing to do.
     #[must_use]
-    pub fn hint(&self) -> Option<String> {
+    pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Usage { cli_flavor: CliFlavor::Rankrun, error } => error.hint(),
             Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => None,
@@ -101,13 +101,13 @@ impl CliError {
 
     /// Whether torchrun may be able to do it and we are not.
     #[must_use]
-    pub fn is_not_supported(&self) -> bool {
+    pub(crate) fn is_not_supported(&self) -> bool {
         matches!(self, Self::Setting(error) if error.is_unsupported)
     }
 
     /// The usage text that stands before the message: only under the name `torchrun`.
     #[must_use]
-    pub const fn usage(&self) -> Option<&'static str> {
+    pub(crate) const fn usage(&self) -> Option<&'static str> {
         match self {
             Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => Some(torchrun::USAGE),
             _ => None,
@@ -129,7 +129,7 @@ impl CliError {
 
     /// The whole text for stderr, ready to print.
     #[must_use]
-    pub fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let text = match (self.usage(), self.hint()) {
             (Some(usage), _) => format!("{usage}{}torchrun: error: {self}\n", self.variable_line()),
             (None, Some(hint)) => format!("error: {self}\n\nhint: {hint}\n"),
@@ -147,7 +147,7 @@ impl CliError {
 
 /// The command line could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UsageError {
+pub(crate) enum UsageError {
     /// Nothing to run.
     #[error("there is no entrypoint to run{}", taken_as_value(taken.as_ref()))]
     MissingEntrypoint {
@@ -168,6 +168,12 @@ pub enum UsageError {
         /// The question.
         command: &'static str,
         /// The word.
+        word: String,
+    },
+    /// Several topics behind `help`.
+    #[error("`rankrun help` takes one topic, and `{word}` is another one")]
+    SecondTopic {
+        /// The second topic.
         word: String,
     },
     /// A subcommand without the word that it needs.
@@ -226,7 +232,7 @@ impl From<SettingError> for UsageError {
 impl UsageError {
     /// The same in argparse's words.
     #[must_use]
-    pub fn argparse(&self) -> String {
+    pub(crate) fn argparse(&self) -> String {
         match self {
             Self::MissingEntrypoint { .. } => {
                 "the following arguments are required: training_script, training_script_args".to_owned()
@@ -248,6 +254,7 @@ impl UsageError {
             // argparse has no words for what it does not know.
             Self::NoLaunch { .. }
             | Self::UnknownTo { .. }
+            | Self::SecondTopic { .. }
             | Self::MissingArgument { .. }
             | Self::Misspelt { .. } => self.to_string(),
             Self::Setting(error) => error.argparse(),
@@ -274,6 +281,7 @@ impl UsageError {
             }
             Self::UnknownTo { command: "completions", .. } => Some(COMPLETION_SHELLS.to_owned()),
             Self::UnknownTo { command: "shim", .. } => Some(SHIM_VERBS.to_owned()),
+            Self::SecondTopic { word } => Some(format!("ask for one after the other: `rankrun help {word}`")),
             Self::UnknownTo { command: "help", word } => Some(help_topic_hint(word)),
             Self::UnknownTo { command, word } => {
                 let all = || options_of(command).iter().map(|name| format!("--{name}")).collect::<Vec<_>>();

@@ -8,12 +8,14 @@ use std::sync::LazyLock;
 use clap::{Arg, Args};
 use rankrun_contract::rank::LocalWorldSize;
 
+use super::behind::tell_options_behind;
 use super::error::{CliError, UsageError};
 use super::normalise::asks_for_text;
 use super::option::{Kind, LaunchOption, command, options};
 use super::resolve::resolve;
 use super::settings::{Setting, Settings, config_path, merge, parse_with};
 use super::subcommand::{ExplainArgs, find_subcommand};
+use super::suggest::similar_option_of;
 use super::{Command, answer, config};
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::CliFlavor;
@@ -24,6 +26,10 @@ static RANKRUN: LazyLock<clap::Command> =
     LazyLock::new(|| ExplainArgs::augment_args(command(CliFlavor::Rankrun).clone()));
 static TORCHRUN: LazyLock<clap::Command> =
     LazyLock::new(|| ExplainArgs::augment_args(command(CliFlavor::Torchrun).clone()));
+
+/// Those of `explain` alone.
+static OWN: LazyLock<clap::Command> =
+    LazyLock::new(|| ExplainArgs::augment_args(clap::Command::new("explain")));
 
 /// What was said of each option, and of the settings that only a file has.
 fn origins_of(settings: &Settings<'_>) -> Origins {
@@ -51,7 +57,7 @@ fn origins_of(settings: &Settings<'_>) -> Origins {
 
 fn known_option(option: &'static Arg) -> KnownOption {
     let help = option.get_help().map(ToString::to_string).unwrap_or_default();
-    let default = help.rsplit_once("[default: ").and_then(|(_, text)| text.split_once(']'));
+    let default = help.rsplit_once("[default: ").and_then(|(_, text)| text.rsplit_once(']'));
     KnownOption {
         name: option.long_name(),
         flag: (option.kind() == Kind::Flag).then_some("no"),
@@ -81,10 +87,12 @@ pub(super) fn interpret(
         CliFlavor::Rankrun => &RANKRUN,
         CliFlavor::Torchrun => &TORCHRUN,
     };
-    let (parsed, own) = parse_with(cli_flavor, words, grammar)?;
+    let (parsed, own) = parse_with(cli_flavor, words, grammar).map_err(named_as_own)?;
     answer(cli_flavor, parsed, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
-        let launch = resolve(argv0, line, &settings)?;
+        let behind = tell_options_behind(&line, &OWN);
+        let mut launch = resolve(argv0, line, &settings)?;
+        launch.notices.extend(behind);
         Ok(Command::Explain(Box::new(ExplainRequest {
             form: form(&own, launch.spec.workers)?,
             spec: launch.spec,
@@ -92,6 +100,19 @@ pub(super) fn interpret(
             origins: origins_of(&settings),
         })))
     })
+}
+
+/// The error where an unknown option is nearly one of `explain`.
+fn named_as_own(error: CliError) -> CliError {
+    match error {
+        CliError::Usage { error: UsageError::Unknown { words }, .. }
+            if similar_option_of("explain", &words[0]).is_some() =>
+        {
+            let error = UsageError::UnknownTo { command: "explain", word: words[0].clone() };
+            CliError::Usage { cli_flavor: CliFlavor::Rankrun, error }
+        }
+        error => error,
+    }
 }
 
 fn no_launch(word: &'static str) -> CliError {

@@ -3,13 +3,16 @@
 
 use clap::{Arg, Command};
 
-use super::option::options;
+use super::option::{Kind, LaunchOption, options};
 use super::subcommand;
 use super::torchrun;
 use rankrun_core::spec::CliFlavor;
 
 /// The width where the terminal's is unknown or larger.
 const WIDTH: usize = 100;
+
+/// The most letters of an option's words in the place of its value.
+const WIDEST_CHOICE: usize = 24;
 
 /// The headings of the options, in the order of the help.
 pub(super) mod heading {
@@ -203,7 +206,7 @@ fn reflowed(text: &str) -> String {
 }
 
 /// The command with help of this width; without one at the terminal's.
-fn at_width(command: Command, width: Option<usize>) -> Command {
+pub(super) fn at_width(command: Command, width: Option<usize>) -> Command {
     match width {
         Some(width) => command.term_width(width),
         None => command.max_term_width(WIDTH),
@@ -270,15 +273,16 @@ fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
     let arguments = headings.flat_map(|heading| {
         let of_heading = move |option: &&Arg| option.get_help_heading() == heading;
         options(CliFlavor::Rankrun).filter(of_heading).map(move |option| match length {
-            HelpLength::Short => option.clone().help(first_clause(option)),
-            HelpLength::Long => option.clone(),
+            HelpLength::Short => with_words(option.clone().help(first_clause(option))),
+            HelpLength::Long => with_words(option.clone()),
         })
     });
-    let command = without_options(MACROS).args(arguments).override_usage(USAGE);
-    let command = command.help_template(format!(
-        "{{about}}\n\n{{usage-heading}} {{usage}}\n\nCommands:\n{}\n{{all-args}}{{after-help}}",
-        list_of_subcommands()
-    ));
+    let subcommands = subcommand::all().map(|command| {
+        Command::new(command.get_name()).about(command.get_about().cloned().unwrap_or_default())
+    });
+    let command = without_options(MACROS).args(arguments).subcommands(subcommands).override_usage(USAGE);
+    let command = command.disable_help_subcommand(true);
+    let command = command.help_template("{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}");
     let command = at_width(command, width);
     let command = match length {
         HelpLength::Short => command.after_help(reflowed(SHORT_BEHIND)),
@@ -287,17 +291,20 @@ fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
             command.after_help(format!("{behind}\n{EXAMPLES}"))
         }
     };
-    command.next_line_help(length == HelpLength::Long).clone().render_help().to_string()
+    // Not for the command as a whole: each of the subcommands has one line.
+    command.mut_args(|arg| arg.next_line_help(length == HelpLength::Long)).render_help().to_string()
 }
 
-/// A line for each.
-fn list_of_subcommands() -> String {
-    subcommand::all()
-        .map(|command| {
-            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-            format!("  {:<11} {about}\n", command.get_name())
-        })
-        .collect()
+/// The option with its words behind its help, where they are too many for the place of a value.
+fn with_words(option: Arg) -> Arg {
+    match option.kind() {
+        Kind::Choice(words) if words.join("|").len() > WIDEST_CHOICE => {
+            let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+            let (sentence, default) = help.split_at(help.find(" [default").unwrap_or(help.len()));
+            option.value_name("WORD").help(format!("{sentence} [words: {}]{default}", words.join(", ")))
+        }
+        _ => option,
+    }
 }
 
 fn without_options(macros: &str) -> Command {
@@ -324,7 +331,6 @@ fn first_clause(option: &Arg) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::option::LaunchOption;
     use crate::cli::subcommand::help_of;
 
     /// `RANKRUN_UPDATE=1` writes the files anew.
@@ -342,7 +348,7 @@ mod tests {
         let of_subcommands = subcommand::all()
             .map(Command::get_name)
             .filter(|name| *name != "run")
-            .map(|name| (name.to_owned(), help_of(name, true).unwrap()));
+            .map(|name| (name.to_owned(), help_of(name, true, Some(WIDTH)).unwrap()));
         let of_topics = TOPICS.map(|name| (format!("topic_{name}"), topic(name, Some(WIDTH)).unwrap()));
         for (name, text) in of_launch.into_iter().chain(of_subcommands).chain(of_topics) {
             let path = format!("{folder}/{name}.txt");
@@ -361,6 +367,20 @@ mod tests {
                 heading::ALL.contains(&heading)
             });
             assert!(is_known, "--{}: {heading:?}", option.long_name());
+        }
+    }
+
+    #[test]
+    fn no_page_is_wider_than_the_terminal() {
+        let of_launch = [HelpLength::Short, HelpLength::Long]
+            .map(|length| (format!("{length:?}"), help(CliFlavor::Rankrun, length, Some(60))));
+        let names = subcommand::all().map(Command::get_name);
+        let of_subcommands = names.flat_map(|name| {
+            [false, true].map(|is_long| (name.to_owned(), help_of(name, is_long, Some(60)).unwrap()))
+        });
+        for (name, page) in of_launch.into_iter().chain(of_subcommands) {
+            let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > 60).collect();
+            assert!(wide.is_empty(), "{name}: {wide:#?}");
         }
     }
 

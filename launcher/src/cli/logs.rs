@@ -91,9 +91,11 @@ fn tell_missing_ranks(settings: &Settings<'_>, logs: &LogSpec, workers: LocalWor
 
 /// Under our own name redirected streams do go nowhere without a log tree, and tee'd ones to the console.
 fn say_unheard(settings: &Settings<'_>, given: [bool; 3], notices: &mut Vec<Notice>) {
+    let Some(Setting { origin: dir, .. }) = settings.find("log-dir") else { return };
     for (option, given) in ["redirects", "tee", "local-ranks-filter"].into_iter().zip(given) {
         if let Some(found) = settings.find(option).filter(|_| given) {
-            notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::NoLogTree });
+            let because = IgnoredBecause::NoLogTree(dir.clone());
+            notices.push(Notice::Ignored { origin: found.origin, because });
         }
     }
 }

@@ -5,9 +5,9 @@
 //! rules, `settings` reads the words with clap and knows which value counts, `resolve` and its neighbours decide.
 //! Nothing is started, made or changed here, and nothing is printed.
 
-pub mod error;
-pub mod option;
-pub mod other_launcher;
+mod error;
+mod option;
+pub(crate) mod other_launcher;
 
 mod behind;
 mod by_hand;
@@ -48,8 +48,8 @@ mod values;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-pub use by_hand::Attach;
-pub use error::{CliError, SettingError, UsageError};
+pub(crate) use by_hand::Attach;
+pub(crate) use error::CliError;
 
 use rankrun_core::facts::Facts;
 use rankrun_core::gc::GcRequest;
@@ -63,7 +63,7 @@ use settings::{CommandLine, ParsedArgs, config_path, merge, parse};
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub(crate) enum Command {
     /// Start workers.
     Launch(Box<Launch>),
     /// Say what would be launched.
@@ -84,7 +84,7 @@ pub enum Command {
 
 /// A launch, and what to say about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Launch {
+pub(crate) struct Launch {
     /// What is launched.
     pub spec: LaunchSpec,
     /// How much the launcher says.
@@ -95,7 +95,7 @@ pub struct Launch {
 
 /// The name by which the launcher was called decides its flavor.
 #[must_use]
-pub fn cli_flavor(argv0: &OsStr) -> CliFlavor {
+pub(crate) fn cli_flavor(argv0: &OsStr) -> CliFlavor {
     match Path::new(argv0).file_name() {
         Some(name) if name == "torchrun" => CliFlavor::Torchrun,
         _ => CliFlavor::Rankrun,
@@ -106,7 +106,7 @@ pub fn cli_flavor(argv0: &OsStr) -> CliFlavor {
 ///
 /// # Errors
 /// Everything that can be known to fail before anything starts.
-pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> {
+pub(crate) fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> {
     let (argv0, words) = match argv.split_first() {
         Some((argv0, words)) => (argv0.as_os_str(), words),
         None => (OsStr::new(""), argv),
@@ -129,7 +129,7 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
 
 /// Whether the words only ask what would be: whatever comes of it, nothing is launched.
 #[must_use]
-pub fn asks(argv: &[OsString]) -> bool {
+pub(crate) fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
     cli_flavor(argv0) == CliFlavor::Rankrun && subcommand::is_query(words)
 }

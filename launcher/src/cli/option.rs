@@ -22,7 +22,7 @@ use rankrun_core::spec::{CliFlavor, StdinPolicy};
 
 /// Which values an option takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// None: it is there or not.
     Flag,
     /// Any text.
@@ -224,7 +224,7 @@ pub(super) fn possible_values_of<T: FromText>() -> Option<Box<dyn Iterator<Item 
 
 /// Which environment variables give an option's value when the command line does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub(crate) enum Family {
     /// torchrun's, `PET_…`.
     Pet,
     /// Ours, `RANKRUN_…`.
@@ -283,7 +283,7 @@ pub(super) fn is_torchruns(option: &Arg, command: &Command) -> bool {
 }
 
 /// What is known of an option.
-pub trait LaunchOption {
+pub(crate) trait LaunchOption {
     /// The long name without dashes, with hyphens.
     fn long_name(&self) -> &str;
     /// The type of its values.

@@ -106,7 +106,7 @@ pub(super) fn resolve_rendezvous(
             }
             nodes.must_do_alone(notices)?;
             refuse_idle(settings, &OF_SEVERAL_NODES)?;
-            resolve_standalone(settings, because, notices)
+            resolve_standalone(settings, &because, notices)
         }
         Mode::C10d => resolve_c10d(settings, &nodes, node_rank, notices),
         Mode::Static(NamedEndpoint { host: addr, port, named_by }) => {
@@ -120,7 +120,7 @@ pub(super) fn resolve_rendezvous(
                 tell_without_store(settings, notices);
             } else {
                 refuse_idle(settings, &OF_SEVERAL_NODES)?;
-                say_unheard(settings, IgnoredBecause::FixedPort, &[LOCAL], notices);
+                say_unheard(settings, &IgnoredBecause::FixedPort, &[LOCAL], notices);
             }
             Ok(RendezvousSpec::Static {
                 run_id,
@@ -147,8 +147,8 @@ fn choose_mode(
     nodes: &Nodes,
     notices: &mut Vec<Notice>,
 ) -> Result<Mode, CliError> {
-    if settings.args.torchrun.standalone.is_some() {
-        return Ok(Mode::Standalone(IgnoredBecause::Standalone));
+    if let Some(Setting { origin, .. }) = settings.get(&settings.args.torchrun.standalone) {
+        return Ok(Mode::Standalone(IgnoredBecause::Standalone(origin)));
     }
     let backend =
         settings.get(&settings.args.torchrun.rdzv_backend).filter(|backend| backend.value != "static");
@@ -165,7 +165,7 @@ fn choose_mode(
         if is_many && port == 0 {
             return Err(refused(origin, text, ENDPOINT_OF_MANY));
         }
-        say_unheard(settings, IgnoredBecause::Endpoint, &[ADDR, PORT], notices);
+        say_unheard(settings, &IgnoredBecause::Endpoint(origin.clone()), &[ADDR, PORT], notices);
         return Ok(Mode::Static(NamedEndpoint { host, port, named_by: Some(origin) }));
     }
     let port = match master_port {
@@ -186,12 +186,13 @@ fn choose_mode(
 
 fn resolve_standalone(
     settings: &Settings<'_>,
-    because: IgnoredBecause,
+    because: &IgnoredBecause,
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
     let typed_id =
         settings.get(&settings.args.torchrun.rdzv_id).map(|id| id.value).filter(|id| !id.is_empty());
-    let id_counts = settings.cli_flavor == CliFlavor::Rankrun && because != IgnoredBecause::Standalone;
+    let is_asked_for = matches!(because, IgnoredBecause::Standalone(_));
+    let id_counts = settings.cli_flavor == CliFlavor::Rankrun && !is_asked_for;
     let typed_id = typed_id.filter(|_| id_counts);
     say_unheard(settings, because, &[BACKEND, ENDPOINT, CONF], notices);
     if typed_id.is_none() {
@@ -233,13 +234,13 @@ fn resolve_c10d(
     if port == 0 {
         nodes.must_do_alone(notices)?;
     }
-    say_unheard(settings, IgnoredBecause::OnlyStatic, &[ADDR, PORT], notices);
+    say_unheard(settings, &IgnoredBecause::OnlyStatic, &[ADDR, PORT], notices);
     let orders = is_many && settings.cli_flavor == CliFlavor::Rankrun;
     if is_many {
         tell_without_store(settings, notices);
     }
     if !orders {
-        say_unheard(settings, IgnoredBecause::OnlyStatic, &[RANK], notices);
+        say_unheard(settings, &IgnoredBecause::OnlyStatic, &[RANK], notices);
     }
     Ok(RendezvousSpec::C10d {
         run_id: run_id(settings, nodes.range, notices)?,
@@ -338,14 +339,14 @@ fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) 
 /// Mentions each setting that was given and has no effect, unless its value is what happens anyway.
 fn say_unheard(
     settings: &Settings<'_>,
-    because: IgnoredBecause,
+    because: &IgnoredBecause,
     unheard: &[IgnorableSetting],
     notices: &mut Vec<Notice>,
 ) {
     for (option, without_effect) in unheard {
         let found = settings.find(option);
         if let Some(found) = found.filter(|found| !without_effect.iter().any(|same| found.value == *same)) {
-            notices.push(Notice::Ignored { origin: found.origin, because });
+            notices.push(Notice::Ignored { origin: found.origin, because: because.clone() });
         }
     }
 }

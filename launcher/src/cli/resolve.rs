@@ -21,6 +21,7 @@ use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
 use super::nesting::resolve_nesting;
 use super::network::{connection_interfaces, interfaces, nccl_chooses, resolve_network};
+use super::option::command;
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
@@ -147,7 +148,7 @@ fn tell_without_effect(settings: &Settings<'_>, line: &CommandLine) -> Vec<Notic
     }
     if settings.cli_flavor == CliFlavor::Rankrun {
         notices.extend(tell_unknown_variables(settings.facts));
-        notices.extend(tell_options_behind(line));
+        notices.extend(tell_options_behind(line, command(CliFlavor::Rankrun)));
     }
     notices
 }

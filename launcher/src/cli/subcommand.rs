@@ -15,6 +15,7 @@ pub(super) use interpret::{find_subcommand, interpret, is_query};
 
 use super::completion::Shell;
 use super::error::Expected;
+use super::help::at_width;
 use super::option::{FromText, possible_values_of};
 use super::python_text::parse_float;
 use rankrun_core::device::DeviceType;
@@ -46,9 +47,8 @@ pub(super) enum Subcommand {
     ///
     /// Prints what a launch by the words behind it would start: the settings that differ from their defaults and where
     /// each was said, the exact command and environment of each worker, log files, signals. `rankrun explain torchrun ...` explains what the name torchrun would do.
-    #[command(
-        override_usage = "rankrun explain [--all | --json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]..."
-    )]
+    #[command(override_usage = "rankrun explain [--all | --json | --script RANK]
+           [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...")]
     Explain {
         #[command(flatten)]
         form: ExplainArgs,
@@ -68,9 +68,7 @@ pub(super) enum Subcommand {
         /// For programs: one JSON object
         #[arg(long)]
         json: bool,
-        /// Look again every so many seconds [default: 2], and mark what has changed; needs a terminal
-        ///
-        /// Look again every so many seconds [default: 2], and mark what has changed. q ends it, the space bar looks at
+        /// Look again every so many seconds [default: 2], and mark what has changed: q ends it, the space bar looks at
         /// once; needs a terminal
         #[arg(
             long,
@@ -232,8 +230,7 @@ Exit status:
     },
     /// Make the torchrun of a Python environment rankrun's, and back
     #[command(after_help = "\
-RANKRUN_SHIM=off in front of a command runs PyTorch's own torchrun once: for what rankrun does not
-support yet.")]
+RANKRUN_SHIM=off in front of a command runs PyTorch's own torchrun once: for what rankrun does not support yet.")]
     Shim {
         /// What to do
         #[arg(value_name = "on|off|status")]
@@ -332,9 +329,9 @@ pub(super) fn options_of(command: &str) -> Vec<&'static str> {
     command.into_iter().flat_map(ClapCommand::get_arguments).filter_map(Arg::get_long).collect()
 }
 
-/// The help of a subcommand; nothing where there is no such word.
-pub(super) fn help_of(command: &str, is_long: bool) -> Option<String> {
-    let mut command = COMMANDS.find_subcommand(command)?.clone();
+/// The help of a subcommand, without a width at the terminal's; nothing where there is no such word.
+pub(super) fn help_of(command: &str, is_long: bool, width: Option<usize>) -> Option<String> {
+    let mut command = at_width(COMMANDS.find_subcommand(command)?.clone(), width);
     let help = if is_long { command.render_long_help() } else { command.render_help() };
     Some(help.to_string())
 }

@@ -291,8 +291,8 @@ fn log_settings_follow_options_and_variables() {
     assert_eq!(
         said(&off),
         [
-            "`--tee` has no effect: `--log-dir /dev/null` makes no files",
-            "`--local-ranks-filter` has no effect: `--log-dir /dev/null` makes no files"
+            "`--tee` has no effect: `--log-dir` is `/dev/null`, which has no files",
+            "`--local-ranks-filter` has no effect: `--log-dir` is `/dev/null`, which has no files"
         ]
     );
     assert_eq!(off.spec.logs.console, None);

@@ -91,6 +91,7 @@ fn setting_with_two_names_names_each_place_that_lost() {
         ),
         ("-vv", &level, "verbose", "2 command line, over RANKRUN_VERBOSE and LOGLEVEL"),
         ("", &level[1..], "verbose", "INFO LOGLEVEL"),
+        ("", &grace[..1], "shutdown-timeout", "4s RANKRUN_GRACE, over c.toml:5"),
     ] {
         let options = format!("--config c.toml {options}");
         let options = options.trim();
@@ -151,6 +152,8 @@ fn option_given_twice_in_variable_and_in_config_shows_each_place() {
         "name": "max-restarts",
         "value": "2",
         "source": typed,
+        "default": null,
+        "has_effect": true,
         "overrides": [
             typed,
             {"kind": "variable", "name": "PET_MAX_RESTARTS"},
@@ -158,6 +161,11 @@ fn option_given_twice_in_variable_and_in_config_shows_each_place() {
         ],
     });
     assert_eq!(restarts, [&expected]);
+    let lease = settings.iter().find(|setting| setting["name"] == "lease").unwrap();
+    assert_eq!(
+        (&lease["value"], &lease["default"]),
+        (&serde_json::Value::Null, &"5; torchrun's launchers have 15".into())
+    );
 }
 
 #[test]
@@ -187,13 +195,61 @@ fn setting_said_twice_names_what_it_overrides() {
 }
 
 #[test]
-fn setting_without_value_shows_default_of_its_help() {
+fn setting_that_launch_does_not_use_is_marked() {
+    let standalone = "--standalone --rdzv-backend c10d --rdzv-endpoint a:1";
+    let run_path = "--run-path --module --no-python";
+    let c10d = "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint h:1";
+    let conf = [("PET_RDZV_CONF", "join_timeout=7"), ("RANKRUN_JOIN_TIMEOUT", "8")];
+    let two_keys = [("PET_RDZV_CONF", "join_timeout=7,is_host=1"), ("RANKRUN_JOIN_TIMEOUT", "8")];
+    for (options, environment, name, text) in [
+        (standalone, &[][..], "standalone", "yes command line"),
+        (standalone, &[], "rdzv-backend", "c10d command line; no effect"),
+        (standalone, &[], "rdzv-endpoint", "a:1 command line; no effect"),
+        (run_path, &[], "run-path", "yes command line"),
+        (run_path, &[], "module", "yes command line; no effect"),
+        (run_path, &[], "no-python", "yes command line; no effect"),
+        ("--run-path", &[("PET_MODULE", "1")], "module", "yes PET_MODULE; no effect"),
+        ("", &[("LOGLEVEL", "bogus")], "verbose", "bogus LOGLEVEL; no effect"),
+        ("-v", &[("LOGLEVEL", "bogus")], "verbose", "1 command line, over LOGLEVEL"),
+        (c10d, &conf, "rdzv-conf", "join_timeout=7 PET_RDZV_CONF; no effect"),
+        (c10d, &conf, "join-timeout", "8s RANKRUN_JOIN_TIMEOUT, over PET_RDZV_CONF"),
+        (c10d, &conf[..1], "rdzv-conf", "join_timeout=7 PET_RDZV_CONF"),
+        (c10d, &two_keys, "rdzv-conf", "join_timeout=7,is_host=1 PET_RDZV_CONF"),
+        ("", &conf[1..], "join-timeout", "8 RANKRUN_JOIN_TIMEOUT; no effect"),
+        (
+            "--device-type cpu",
+            &[("RANKRUN_DEVICE_ORDER", "pci")],
+            "device-order",
+            "pci RANKRUN_DEVICE_ORDER; no effect",
+        ),
+        ("", &[("RANKRUN_DEVICE_ORDER", "pci")], "device-order", "pci RANKRUN_DEVICE_ORDER"),
+    ] {
+        assert_eq!(setting_text("", options, environment, name), text, "{options} {environment:?} {name}");
+    }
+    let (question, facts) = question("rankrun explain --json --standalone --rdzv-endpoint a:1 x.py", &[]);
+    let json = as_json(&of(&question, &facts), &question);
+    let settings = json["settings"].as_array().unwrap().iter();
+    let idle: Vec<_> = settings.filter(|setting| setting["has_effect"] == false).collect();
+    assert_eq!(idle.iter().map(|setting| &setting["name"]).collect::<Vec<_>>(), ["rdzv-endpoint"]);
+}
+
+#[test]
+fn setting_without_value_shows_its_default() {
+    let torchs = [("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")];
+    let line = setting_text("", "", &torchs, "shutdown-timeout");
+    assert_eq!(line, "7s TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
     for (options, name, text) in [
         ("", "store-limit", "1GiB default"),
         ("", "device-order", "as-listed default"),
         ("", "check-devices", "no default"),
         ("", "progress-dir", "- default"),
-        ("--rdzv-conf=", "rdzv-conf", "'' command line"),
+        ("--rdzv-conf=", "rdzv-conf", "'' command line; no effect"),
+        ("", "stop-signal-to", "auto default"),
+        ("torchrun", "stop-signal-to", "group default"),
+        ("", "log-line-prefix-template", "'[${role_name}${local_rank}]:' default"),
+        ("", "leftover-grace", "30s default"),
+        ("torchrun", "leftover-grace", "keep default"),
+        ("", "shutdown-timeout", "30s default"),
     ] {
         assert_eq!(setting_text("", options, &[], name), text, "{options} {name}");
     }

@@ -62,8 +62,17 @@ const IO_METHODS: [&str; 10] = [
     "read_link",
 ];
 
-/// Words that read the clock, print, or call C.
-const IO_WORDS: [&str; 6] = ["Instant::now", "SystemTime::now", "println!", "print!", "dbg!", "extern \"C\""];
+/// Words that read the clock, draw random bits, print, or call C.
+const IO_WORDS: [&str; 8] = [
+    "Instant::now",
+    "SystemTime::now",
+    ".elapsed()",
+    "Uuid::new_v",
+    "println!",
+    "print!",
+    "dbg!",
+    "extern \"C\"",
+];
 
 /// The Rust files of the checkout.
 static FILES: LazyLock<Vec<checkout::RustFile>> = LazyLock::new(|| checkout::rust_files(&checkout::root()));
@@ -167,6 +176,22 @@ fn room<'a>(path: &'a str, folder: &str) -> &'a str {
     path.split('/').next().unwrap_or_default().trim_end_matches(".rs")
 }
 
+/// The rooms that a file names by `super` alone, past the root of its own room.
+fn rooms_by_super(path: &str, folder: &str, code: &str) -> Vec<String> {
+    let source = format!("{folder}/src/");
+    let file = path.strip_prefix(&source).unwrap_or_default().trim_end_matches(".rs");
+    let depth = file.trim_end_matches("/mod").split('/').count();
+    let whole = |path: &String| path.split("::").take_while(|part| *part == "super").count() == depth;
+    let room = |path: String| path.split("::").nth(depth).map(str::to_owned);
+    // Behind another one it is a part of that path.
+    let outer = code.replace("::super", "::super_");
+    paths_below("super", &outer)
+        .map(|path| path.replace("super_", "super"))
+        .filter(whole)
+        .filter_map(room)
+        .collect()
+}
+
 /// The rooms that each room imports from its own crate.
 fn imports(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -177,7 +202,7 @@ fn imports(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
         }
         let named = paths_below("crate", &code).filter_map(|path| Some(path.split("::").nth(1)?.to_owned()));
         let own = imports.entry(importing.to_owned()).or_default();
-        own.extend(named.filter(|name| name != importing));
+        own.extend(named.chain(rooms_by_super(&path, folder, &code)).filter(|name| name != importing));
     }
     imports
 }
@@ -216,6 +241,8 @@ fn system_access_is_found_in_every_form() {
         ("let real = path\n    .canonicalize()?;", ".canonicalize("),
         ("found.filter(|path| Path::exists(path))", "Path::exists"),
         ("let now = Instant::now();", "Instant::now"),
+        ("let passed = start.elapsed();", ".elapsed()"),
+        ("let id = uuid::Uuid::new_v4();", "Uuid::new_v"),
         ("eprintln!(\"a\");", "println!"),
     ] {
         assert_eq!(system_access(code).as_deref(), Some(found), "{code}");
@@ -230,6 +257,14 @@ fn system_access_is_found_in_every_form() {
     ] {
         assert_eq!(system_access(code), None, "{code}");
     }
+}
+
+#[test]
+fn room_is_found_behind_super() {
+    let rooms = |path: &str, code: &str| rooms_by_super(&format!("launcher/src/{path}"), "launcher", code);
+    assert_eq!(rooms("agent/state/stop.rs", "use super::super::super::device::Choice;"), ["device"]);
+    assert_eq!(rooms("agent/mod.rs", "use super::{device, spec::Spec};"), ["device", "spec"]);
+    assert_eq!(rooms("agent/state/stop.rs", "use super::super::policy;"), [""; 0]);
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn request(devices: &str) -> DeviceRequest {
     let value = (devices.to_owned(), devices.parse().unwrap());
     DeviceRequest {
         devices: Some(by_option("devices", value)),
-        check: Some(Unhealthy::Exclude),
+        check: Some(by_option("exclude-unhealthy", Unhealthy::Exclude)),
         ..DeviceRequest::default()
     }
 }

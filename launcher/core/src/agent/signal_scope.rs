@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::spec::stop::StopTarget;
-use crate::spec::{CliFlavor, Entrypoint, LaunchSpec};
+use crate::spec::{Entrypoint, LaunchSpec};
 
 /// The processes of a worker that a signal is sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,18 +57,16 @@ pub fn signal_scope(spec: &LaunchSpec, program: &ProgramFile, image: Option<&Pat
         ProgramFile::PythonCommand => false,
         ProgramFile::RustWorker(_) | ProgramFile::Other => is_python(image),
     };
-    match spec.options.stop_signal_to {
+    match spec.options.stop_target(spec.cli_flavor) {
         StopTarget::Rank => SignalScope::Rank,
-        StopTarget::Auto if depends_on_image(spec) && image.is_some_and(is_training_program) => {
-            SignalScope::Rank
-        }
+        StopTarget::Auto if image.is_some_and(is_training_program) => SignalScope::Rank,
         StopTarget::Auto | StopTarget::Group => SignalScope::Group,
     }
 }
 
 /// Whether the images of the workers decide.
 fn depends_on_image(spec: &LaunchSpec) -> bool {
-    spec.options.stop_signal_to == StopTarget::Auto && spec.cli_flavor == CliFlavor::Rankrun
+    spec.options.stop_target(spec.cli_flavor) == StopTarget::Auto
 }
 
 /// `python3.11`, `python3.13t`, `pypy3`; the kernel adds a word to the name of a removed file.
@@ -80,10 +78,16 @@ fn is_python(program: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::CliFlavor;
     use crate::spec::fake::example;
     use SignalScope::{Group, Rank};
 
-    fn scope(target: StopTarget, cli_flavor: CliFlavor, program: &ProgramFile, image: &str) -> SignalScope {
+    fn scope(
+        target: Option<StopTarget>,
+        cli_flavor: CliFlavor,
+        program: &ProgramFile,
+        image: &str,
+    ) -> SignalScope {
         let mut spec = example();
         spec.cli_flavor = cli_flavor;
         spec.options.stop_signal_to = target;
@@ -109,11 +113,12 @@ mod tests {
             (&rust, "/job/other", Group),
             (&rust, "/usr/bin/python3.11", Rank),
         ] {
-            assert_eq!(scope(StopTarget::Auto, CliFlavor::Rankrun, program, image), expected, "{image}");
-            assert_eq!(scope(StopTarget::Auto, CliFlavor::Torchrun, program, image), Group, "{image}");
+            assert_eq!(scope(None, CliFlavor::Rankrun, program, image), expected, "{image}");
+            assert_eq!(scope(None, CliFlavor::Torchrun, program, image), Group, "{image}");
             for flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
-                assert_eq!(scope(StopTarget::Rank, flavor, program, image), Rank);
-                assert_eq!(scope(StopTarget::Group, flavor, program, image), Group);
+                assert_eq!(scope(Some(StopTarget::Auto), flavor, program, image), expected, "{image}");
+                assert_eq!(scope(Some(StopTarget::Rank), flavor, program, image), Rank);
+                assert_eq!(scope(Some(StopTarget::Group), flavor, program, image), Group);
             }
         }
     }

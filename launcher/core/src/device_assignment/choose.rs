@@ -10,6 +10,7 @@ use crate::device_assignment::DeviceError;
 use crate::notice::Notice;
 use crate::plain::plain;
 use crate::spec::device_request::WorkerCount;
+use crate::spec::setting::Setting;
 use crate::spec::{CliFlavor, Unhealthy};
 
 impl Assigner<'_> {
@@ -23,7 +24,7 @@ impl Assigner<'_> {
             devices: options.devices.as_ref().map(|devices| devices.value.1.clone()),
             kind: find_kind(&requested_kinds(options)?, machine),
             order: options.order.as_ref().map(|order| order.value),
-            exclude_unhealthy: options.check == Some(Unhealthy::Exclude),
+            exclude_unhealthy: options.check.as_ref().is_some_and(|check| check.value == Unhealthy::Exclude),
             uses_torch_order: self.is_passive()
                 && matches!(options.worker_count, WorkerCount::Auto | WorkerCount::Devices { .. }),
         };
@@ -43,7 +44,8 @@ impl Assigner<'_> {
 
     fn add_warnings(&mut self, choice: &DeviceChoice) {
         // Each worker is then told its own device by a name that the order does not change.
-        let is_named = self.request.visibility == Some(Visibility::Own) && !choice.pinned.is_empty();
+        let is_own = |visibility: &Setting<_>| visibility.value == Visibility::Own;
+        let is_named = self.request.visibility.as_ref().is_some_and(is_own) && !choice.pinned.is_empty();
         // torch's option takes the entries of the list unchecked; else the line about the CPUs has the reason.
         let omits_dropped =
             choice.kind == DeviceType::Cpu && (self.passes_list_entries() || self.explains_cpus());
@@ -119,7 +121,7 @@ impl Assigner<'_> {
 
     /// Findings of a check that do not forbid the launch; without a check, devices that are plainly dead.
     pub(super) fn add_findings(&mut self, choice: &DeviceChoice) {
-        let (severity, advice) = match (self.request.check, self.cli_flavor) {
+        let (severity, advice) = match (&self.request.check, self.cli_flavor) {
             (Some(_), _) => (Severity::Warning, ""),
             (None, CliFlavor::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
             (None, CliFlavor::Torchrun) => return,

@@ -2,7 +2,6 @@
 
 use crate::device::ProbeProblemKind;
 use crate::device_assignment::DeviceError;
-use crate::spec::Unhealthy;
 use crate::spec::device_request::{DeviceRequest, WorkerCount};
 use crate::spec::setting::Origin;
 
@@ -40,37 +39,24 @@ fn hint_without_answer(problem: &ProbeProblemKind, request: &DeviceRequest) -> S
 
 /// The given options that need to know the devices.
 fn options_that_need_devices(request: &DeviceRequest) -> String {
-    let flag = |is_given: bool, option: &'static str| is_given.then_some(Origin::Option(option));
-    let check = request.check.map(|check| match check {
-        Unhealthy::Refuse => Origin::Option("check-devices"),
-        Unhealthy::Exclude => Origin::Option("exclude-unhealthy"),
-    });
-    let given = [
-        request.devices.as_ref().map(|devices| devices.origin.clone()),
-        request.device_type.as_ref().map(|kind| kind.origin.clone()),
-        request.order.as_ref().map(|order| order.origin.clone()),
-        request.binding.as_ref().map(|binding| binding.origin.clone()),
-        flag(request.visibility.is_some(), "device-visibility"),
-        check,
-        flag(request.oversubscribe, "oversubscribe"),
-    ];
-    given.into_iter().flatten().map(|origin| origin.to_string()).collect::<Vec<_>>().join(" and ")
+    joined(request.origins_of_choice())
 }
 
 /// The given options that have no effect without accelerators, in a sentence.
 pub(super) fn options_without_effect(request: &DeviceRequest) -> Option<String> {
-    let given: Vec<&str> = [
-        request.order.as_ref().map(|_| "`--device-order`"),
-        request.visibility.map(|_| "`--device-visibility`"),
-        request.check.map(|check| match check {
-            Unhealthy::Refuse => "`--check-devices`",
-            Unhealthy::Exclude => "`--exclude-unhealthy`",
-        }),
+    let given: Vec<&Origin> = [
+        request.order.as_ref().map(|order| &order.origin),
+        request.visibility.as_ref().map(|visibility| &visibility.origin),
+        request.check.as_ref().map(|check| &check.origin),
     ]
     .into_iter()
     .flatten()
     .collect();
     let has = if given.len() == 1 { "has" } else { "have" };
-    let text = format!("{} {has} no effect: no accelerator is visible", given.join(" and "));
-    (!given.is_empty()).then_some(text)
+    let is_given = !given.is_empty();
+    is_given.then(|| format!("{} {has} no effect: no accelerator is visible", joined(given)))
+}
+
+fn joined(origins: Vec<&Origin>) -> String {
+    origins.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }

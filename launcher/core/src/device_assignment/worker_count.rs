@@ -72,7 +72,7 @@ impl Assigner<'_> {
         if LocalRank(workers.get()).index() <= choice.devices.len() {
             return Ok(());
         }
-        if self.cli_flavor == CliFlavor::Rankrun && !self.request.oversubscribe {
+        if self.cli_flavor == CliFlavor::Rankrun && self.request.oversubscribe.is_none() {
             let there = choice.devices.iter().map(|chosen| label(&chosen.accelerator)).collect();
             return Err(DeviceError::TooManyWorkers { workers: workers.get(), there });
         }

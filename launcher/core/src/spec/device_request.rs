@@ -17,7 +17,6 @@ pub const DEFAULT_PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The devices and the number of workers that the user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "three flags of the command line")]
 pub struct DeviceRequest {
     /// `--nproc-per-node`
     pub worker_count: WorkerCount,
@@ -28,13 +27,13 @@ pub struct DeviceRequest {
     /// `--device-order`
     pub order: Option<Setting<DeviceOrder>>,
     /// `--device-visibility`
-    pub visibility: Option<Visibility>,
+    pub visibility: Option<Setting<Visibility>>,
     /// `--numa-binding`
     pub binding: Option<Setting<NumaBinding>>,
     /// `--check-devices` and `--exclude-unhealthy`: the effect of a dead device; `None` without a check.
-    pub check: Option<Unhealthy>,
-    /// `--oversubscribe`: several workers may share a device.
-    pub oversubscribe: bool,
+    pub check: Option<Setting<Unhealthy>>,
+    /// `--oversubscribe`: several workers may share a device. The place that says so.
+    pub oversubscribe: Option<Origin>,
     /// `--virtual-local-rank`: each worker sees one entry of the inherited list.
     pub virtual_local_rank: bool,
     /// `--quiet`: no line for each worker.
@@ -101,7 +100,7 @@ impl Default for DeviceRequest {
             visibility: None,
             binding: None,
             check: None,
-            oversubscribe: false,
+            oversubscribe: None,
             virtual_local_rank: false,
             quiet: false,
             probe_timeout: DEFAULT_PROBE_TIMEOUT,
@@ -111,6 +110,23 @@ impl Default for DeviceRequest {
 }
 
 impl DeviceRequest {
+    /// The options that ask for devices, by the places that give them.
+    pub(crate) fn origins_of_choice(&self) -> Vec<&Origin> {
+        let Self { devices, device_type, order, binding, visibility, check, oversubscribe, .. } = self;
+        [
+            devices.as_ref().map(|devices| &devices.origin),
+            device_type.as_ref().map(|kind| &kind.origin),
+            order.as_ref().map(|order| &order.origin),
+            binding.as_ref().map(|binding| &binding.origin),
+            visibility.as_ref().map(|visibility| &visibility.origin),
+            check.as_ref().map(|check| &check.origin),
+            oversubscribe.as_ref(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
     /// Whether an option of our own asks for devices, so that the launcher chooses them.
     #[must_use]
     pub(crate) const fn chooses_devices(&self) -> bool {
@@ -119,7 +135,7 @@ impl DeviceRequest {
             || self.order.is_some()
             || self.visibility.is_some()
             || self.check.is_some()
-            || self.oversubscribe
+            || self.oversubscribe.is_some()
     }
 
     /// Whether the job runs on the CPUs, whatever devices there are.

@@ -9,6 +9,7 @@ use crate::posix::Signal;
 use clap::Args;
 use serde::Serialize;
 
+use super::CliFlavor;
 use super::signal::StopSignal;
 use super::stop::StopTarget;
 
@@ -26,7 +27,7 @@ pub struct IndependentOptions {
     /// with rankrun-worker, and the group where a shell or another program stands before it. What the rank leaves gets
     /// the signal at its exit; SIGKILL ends the group [default: auto; as torchrun: group]
     #[arg(long, help_heading = "Stopping")]
-    pub stop_signal_to: StopTarget,
+    pub stop_signal_to: Option<StopTarget>,
 }
 
 impl IndependentOptions {
@@ -35,6 +36,15 @@ impl IndependentOptions {
     pub fn signal_of_stop(&self, signal: Signal) -> Signal {
         let other = self.stop_signal.filter(|_| signal != Signal::SIGKILL);
         other.map_or(signal, |StopSignal(other)| other)
+    }
+
+    /// The processes of a worker that get the signal to stop, for a launcher of this name.
+    #[must_use]
+    pub fn stop_target(&self, cli_flavor: CliFlavor) -> StopTarget {
+        self.stop_signal_to.unwrap_or(match cli_flavor {
+            CliFlavor::Rankrun => StopTarget::Auto,
+            CliFlavor::Torchrun => StopTarget::Group,
+        })
     }
 }
 

@@ -18,12 +18,10 @@ pub struct StopPolicy {
 }
 
 /// The processes of a worker that get the signal to stop. SIGKILL ends the whole group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StopTarget {
-    /// The worker alone where its process is the training program itself, else its process group; under the name
-    /// torchrun the group.
-    #[default]
+    /// The worker alone where its process is the training program itself, else its process group.
     Auto,
     /// The worker alone: what it has started can serve it while it saves its work.
     Rank,

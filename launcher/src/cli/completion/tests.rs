@@ -57,6 +57,11 @@ fn rankrun_completes_names_and_values() {
         (vec!["completions", ""], vec!["bash", "zsh", "fish"]),
         (vec!["devices", "--device-t"], vec!["--device-type"]),
         (vec!["shim", "o"], vec!["on", "off"]),
+        (vec!["explain", "torchrun", "--nnod"], vec!["--nnodes"]),
+        (vec!["explain", "--script", "1", "torchrun", "--nproc"], vec!["--nproc-per-node"]),
+        (vec!["explain", "torchrun", "--gra"], vec![]),
+        (vec!["explain", "rankrun", "--gra"], vec!["--grace"]),
+        (vec!["explain", "torchrun", "x.py", "--nnod"], vec![]),
     ] {
         assert_eq!(offered(&words), answer, "{words:?}");
     }
@@ -77,6 +82,19 @@ fn value_of_every_option_is_completed_behind_each_launching_word() {
     }
     assert_eq!(offered(&["run", "--device-type", "cu"]), ["cuda"]);
     assert_eq!(offered(&["run", "--devices", "3", "--device-t"]), ["--device-type"]);
+}
+
+#[test]
+fn only_option_that_takes_a_path_offers_files() {
+    let hints = |cli_flavor| {
+        let options = options(cli_flavor).map(move |option| for_shells(option.clone(), cli_flavor));
+        let options = options.filter(|option| option.get_action().takes_values());
+        let paths = options.filter(|option| option.get_value_hint() != ValueHint::Other);
+        let texts = paths.filter(|option| option.get_possible_values().is_empty());
+        texts.map(|option| option.long_name().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(hints(CliFlavor::Torchrun), ["log-dir"]);
+    assert_eq!(hints(CliFlavor::Rankrun), ["log-dir", "nccl-lib", "config", "progress-dir"]);
 }
 
 #[test]

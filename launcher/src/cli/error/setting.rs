@@ -11,7 +11,7 @@ use crate::cli::python_text::python_repr;
 
 /// A setting that does not work out: `ORIGIN is VALUE, PROBLEM`, or `ORIGIN PROBLEM`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SettingError {
+pub(crate) struct SettingError {
     /// The option, where the value is not of its type.
     pub option: Option<&'static Arg>,
     /// The place that gave the value.

@@ -42,7 +42,6 @@ fn explained_launch_equals_real_launch() {
         ("rankrun explain rankrun -r 3 x.py", "rankrun -r 3 x.py"),
         ("rankrun explain torchrun -r 3 x.py", "torchrun -r 3 x.py"),
         ("rankrun explain ./torchrun x.py", "./torchrun x.py"),
-        ("rankrun explain x.py --json --script 1", "rankrun x.py --json --script 1"),
         ("rankrun explain explain", "rankrun run explain"),
     ] {
         let (explained, launched) = (explained(explain, &[]), launched(launch));
@@ -176,6 +175,21 @@ fn explain_script_requires_existing_rank() {
         let error = ask(line, &[]).expect_err(line);
         assert_eq!((error.exit_code(), error.to_string().as_str()), (code, message));
     }
+}
+
+#[test]
+fn option_of_explain_is_known_where_it_is_misspelt_or_behind_script() {
+    for name in ["", "torchrun "] {
+        let request = explained(&format!("rankrun explain {name}x.py --json --script 1"), &[]);
+        assert_eq!(request.spec.args, ["--json", "--script", "1"]);
+        let text = request.notices.last().map(ToString::to_string).unwrap_or_default();
+        assert!(text.starts_with("`--json`, `--script 1` stand behind `x.py` and go to it"), "{text}");
+        let error = ask(&format!("rankrun explain {name}--alll x.py"), &[]).expect_err("it is misspelt");
+        assert_eq!(error.to_string(), "`rankrun explain` does not know `--alll`");
+        assert!(error.render().contains("did you mean `--all`?"), "{}", error.render());
+    }
+    let error = ask("rankrun explain --maxx-restarts 2 x.py", &[]).expect_err("it is misspelt");
+    assert!(error.render().contains("`--max-restarts`"), "{}", error.render());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, FromArgMatches};
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of};
+use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of, is_name};
 use crate::cli::by_hand::local_rank_in;
 use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
@@ -59,7 +59,7 @@ pub(in crate::cli) fn interpret(
     // Also behind a mistake.
     let help = words.iter().find(|word| *word == "-h" || *word == "--help");
     if let Some(help) = help.filter(|_| !["run", "explain"].contains(&name)) {
-        return Ok(Command::Print(help_of(name, help == "--help").unwrap_or_default()));
+        return Ok(Command::Print(help_of(name, help == "--help", None).unwrap_or_default()));
     }
     let subcommand = match parse(words) {
         Ok(subcommand) => subcommand,
@@ -157,7 +157,7 @@ fn help_about(topic: Option<&str>) -> Result<String, CliError> {
     };
     let text = match topic {
         "run" => Some(help::help(CliFlavor::Rankrun, help::HelpLength::Long, None)),
-        topic => help::topic(topic, None).or_else(|| help_of(topic, true)),
+        topic => help::topic(topic, None).or_else(|| help_of(topic, true, None)),
     };
     text.ok_or_else(|| usage(UsageError::UnknownTo { command: "help", word: topic.to_owned() }))
 }
@@ -210,8 +210,13 @@ fn usage_error(command: &'static str, words: &[OsString], error: &clap::Error) -
             let word = odd.map_or(invalid, |word| word.to_string_lossy().into_owned());
             UsageError::UnknownTo { command, word }
         }
+        _ if command == "help" && is_topic(&invalid) => UsageError::SecondTopic { word: invalid },
         _ => UsageError::UnknownTo { command, word: invalid },
     }
+}
+
+fn is_topic(word: &str) -> bool {
+    help::TOPICS.contains(&word) || is_name(word)
 }
 
 /// The option in clap's `--watch[=<SECONDS>]` or `-i <LIST>`.

@@ -69,6 +69,8 @@ fn unknown_inspect_argument_is_named() {
         ("topo --probe-timeout=0", "`--probe-timeout`"),
         ("devices -i", "`--id` needs a value"),
         ("devices --jsn", "did you mean `--json`?"),
+        ("help devices nodes", "`rankrun help` takes one topic, and `nodes` is another one"),
+        ("help devices nodes", "ask for one after the other: `rankrun help nodes`"),
         ("devices --type cuda", "did you mean `--device-type`?"),
         ("devices -l 1", "`--watch=1`"),
         ("topo -i 1", "does not know `-i`"),

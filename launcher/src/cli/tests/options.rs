@@ -66,6 +66,8 @@ fn run_path_overrides_other_entrypoint_kinds() {
                 "`--module` has no effect: `--run-path` says how the script runs"
             ]
         );
+        let by_variable = launch(&format!("{name} -m x.py"), &[("PET_RUN_PATH", "1")]);
+        assert_eq!(said(&by_variable), ["`--module` has no effect: `PET_RUN_PATH` says how the script runs"]);
         for missing in ["y.py", "-", "env"] {
             let (code, text) = refusal(&format!("{name} {missing}"), &[("PET_RUN_PATH", "1")]);
             assert_eq!(code, 1);

@@ -271,7 +271,7 @@ pub fn explain(
     handled: &HandledSignals,
 ) -> Result<Explanation, LaunchError> {
     let spec = &request.spec;
-    let sources = SettingOrigins { spec, origins: &request.origins, facts };
+    let sources = SettingOrigins { spec, origins: &request.origins, notices: &request.notices, facts };
     let run_id = spec.rendezvous.run_id();
     let known_run_id = (!sources.is_run_id_fresh()).then_some(run_id);
     let plan = LaunchPlan {
@@ -374,7 +374,7 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
         stop: names(stop),
         forward: names(forward),
         worker_signal: spec.options.stop_signal.map(|signal| signal.0.as_str()),
-        worker_signal_to: spec.options.stop_signal_to,
+        worker_signal_to: spec.options.stop_target(spec.cli_flavor),
         grace_seconds: spec.stop.grace.as_secs_f64(),
         grace_for_seconds: GraceCause::ALL
             .into_iter()

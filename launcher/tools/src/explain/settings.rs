@@ -4,6 +4,7 @@
 //! source. A test checks that both agree.
 
 mod devices;
+mod no_effect;
 mod rendezvous;
 
 use devices::{DEVICE_OPTIONS, is_device_variable};
@@ -23,6 +24,8 @@ use rankrun_contract::env::{
 
 use super::{LaunchValue, Origins, Pending};
 use rankrun_core::facts::Facts;
+use rankrun_core::notice::Notice;
+use rankrun_core::spec::options::IndependentOptions;
 use rankrun_core::spec::setting::{Origin, Setting};
 use rankrun_core::spec::stop::{GraceCause, LeftoverPolicy};
 use rankrun_core::spec::{
@@ -38,10 +41,11 @@ pub struct SettingLine {
     pub value: Option<LaunchValue>,
     /// The option or variable that set it.
     pub source: SettingOrigin,
+    /// Whether the launch uses the value; a default counts as used.
+    pub has_effect: bool,
     /// Where other values were set, which do not count.
     pub overrides: Vec<SettingOrigin>,
-    /// The default in words, where nothing sets a value.
-    #[serde(skip)]
+    /// The default in words, where it is not a value.
     pub default: Option<String>,
 }
 
@@ -94,9 +98,11 @@ impl From<&Setting<OsString>> for SettingOrigin {
 pub(super) struct SettingOrigins<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) origins: &'a Origins,
+    pub(super) notices: &'a [Notice],
     pub(super) facts: &'a Facts,
 }
 
+const DEFAULT_PREFIX: &str = "[${role_name}${local_rank}]:";
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 fn time(time: Duration) -> String {
@@ -115,7 +121,7 @@ fn setting(
     value: Option<LaunchValue>,
     (source, overrides): Places,
 ) -> SettingLine {
-    SettingLine { name: name.into(), value, source, overrides, default: None }
+    SettingLine { name: name.into(), value, source, has_effect: true, overrides, default: None }
 }
 
 impl SettingOrigins<'_> {
@@ -248,6 +254,7 @@ impl SettingOrigins<'_> {
             }
         }
         settings.iter_mut().for_each(|line| self.add_default(line));
+        self.mark_without_effect(&mut settings);
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
         settings
@@ -268,7 +275,8 @@ impl SettingOrigins<'_> {
             LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => path,
             LogDir::Off => Path::new("/dev/null"),
         };
-        let prefix = self.option("log-line-prefix-template", logs.prefix.clone());
+        let prefix = logs.prefix.as_deref().unwrap_or(DEFAULT_PREFIX);
+        let prefix = self.option("log-line-prefix-template", Some(prefix.to_owned()));
         vec![
             setting("log-dir", known(dir), self.log_dir()),
             self.option("redirects", Some(streams(&logs.redirects))),
@@ -307,12 +315,12 @@ impl SettingOrigins<'_> {
         };
         let stuck = spec.dstate_timeout.map(|_| STUCK_LIMIT);
         let leftovers = match spec.leftovers {
-            LeftoverPolicy::Keep => None,
-            LeftoverPolicy::End { grace } => Some(time(grace)),
+            LeftoverPolicy::Keep => "keep".to_owned(),
+            LeftoverPolicy::End { grace } => time(grace),
         };
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
-            self.option("leftover-grace", leftovers),
+            self.option("leftover-grace", Some(leftovers)),
             self.option("start-timeout", spec.start_timeout.map(time)),
             self.option("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
             self.option("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
@@ -339,13 +347,15 @@ impl SettingOrigins<'_> {
             }
             SettingLine { name: own.name, overrides: vec![own.source], ..line.clone() }
         });
-        let second = Some(second).filter(|second| self.is_given(&second.name));
-        [line].into_iter().chain(second).chain(causes).collect()
+        [line, second].into_iter().chain(causes).collect()
     }
 
     /// The options of one struct, by the names of its fields.
     fn independent_options(&self) -> Vec<SettingLine> {
-        let Ok(Value::Object(options)) = serde_json::to_value(&self.spec.options) else { return Vec::new() };
+        let spec = self.spec;
+        let stop_signal_to = Some(spec.options.stop_target(spec.cli_flavor));
+        let options = IndependentOptions { stop_signal_to, ..spec.options.clone() };
+        let Ok(Value::Object(options)) = serde_json::to_value(&options) else { return Vec::new() };
         let line = |(name, value): (String, Value)| {
             let value = match value {
                 Value::Null => None,

@@ -238,7 +238,7 @@ fn value_of(setting: &SettingLine) -> String {
     }
 }
 
-/// Where the value was set, and which other places set one.
+/// Where the value was set, which other places set one, and that it has no effect.
 fn origins(setting: &SettingLine) -> String {
     let mut text = match &setting.source {
         SettingOrigin::Option { name } if name.strip_prefix("--") == Some(&setting.name) => {
@@ -250,6 +250,9 @@ fn origins(setting: &SettingLine) -> String {
     if !setting.overrides.is_empty() {
         let others: Vec<String> = setting.overrides.iter().map(place).collect();
         text.push_str(&format!(", over {}", others.join(" and ")));
+    }
+    if !setting.has_effect {
+        text.push_str("; no effect");
     }
     text
 }

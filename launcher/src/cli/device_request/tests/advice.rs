@@ -22,6 +22,14 @@ fn hint_omits_given_and_refused_options() {
         "give it more time with `--probe-timeout SECONDS`, or do without it: `--nproc-per-node N` without \
          `--check-devices` or `--device-type cpu`"
     );
+    let environment = [
+        ("RANKRUN_CHECK_DEVICES", "1"),
+        ("RANKRUN_OVERSUBSCRIBE", "1"),
+        ("RANKRUN_DEVICE_VISIBILITY", "own"),
+    ];
+    let said = hint(hung(), "rankrun --nproc-per-node 2", &environment);
+    let origins = "`RANKRUN_DEVICE_VISIBILITY` and `RANKRUN_CHECK_DEVICES` and `RANKRUN_OVERSUBSCRIBE`";
+    assert!(said.contains(&format!("leave out {origins}")), "{said}");
     // torchrun's grammar has none of our options.
     let said = hint(hung(), "torchrun --nproc-per-node auto", &[]);
     assert!(said.contains("`RANKRUN_PROBE_TIMEOUT=SECONDS`") && said.contains("`RANKRUN_DEVICE_TYPE=cpu`"));
@@ -47,6 +55,10 @@ fn device_options_without_accelerators_give_notice() {
         said(&launch(with_sign(gpus(2)), "rankrun --device-visibility own", &[("CUDA_VISIBLE_DEVICES", "")])),
         ["`--device-visibility` has no effect: no accelerator is visible"]
     );
+    let environment = [("RANKRUN_DEVICE_ORDER", "pci"), ("RANKRUN_EXCLUDE_UNHEALTHY", "1")];
+    let text =
+        "`RANKRUN_DEVICE_ORDER` and `RANKRUN_EXCLUDE_UNHEALTHY` have no effect: no accelerator is visible";
+    assert_eq!(notices("rankrun --check-devices", &environment)[0], text);
     assert!(notices("rankrun --quiet", &[]).is_empty());
     assert!(notices("rankrun --devices none --device-order pci", &[]).is_empty());
 }

@@ -44,7 +44,7 @@ impl SettingOrigins<'_> {
             Unhealthy::Refuse => "refuse".to_owned(),
             Unhealthy::Exclude => "exclude".to_owned(),
         });
-        let check = match request.check {
+        let check = match request.check.as_ref().map(|check| check.value) {
             Some(Unhealthy::Exclude) => {
                 self.line("check-devices", check, &["exclude-unhealthy"], &["check-devices"])
             }
