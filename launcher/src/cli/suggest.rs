@@ -6,7 +6,7 @@ use strsim::osa_distance;
 
 use super::help;
 use super::nesting::is_inside_worker;
-use super::option::{LaunchOption, find_option, options};
+use super::option::{LaunchOption, find_option, long_names, options};
 use super::subcommand::{self, options_of};
 use clap::{Arg, Command};
 use rankrun_core::facts::Facts;
@@ -30,12 +30,8 @@ const FOR_TESTS: [&str; 5] =
 
 /// Options of accelerate, deepspeed, mpirun, srun and their like, without dashes and with hyphens, and our word for each.
 const FOREIGN: &[(&[&str], &str)] = &[
-    (&["n", "np", "ntasks", "num-proc", "num-procs", "num-workers", "nproc", "workers"], NPROC),
-    (&["gpus", "gpus-per-node", "ngpus", "npernode", "ntasks-per-node", "num-gpus", "ppn"], NPROC),
-    (
-        &["num-processes"],
-        "`--nproc-per-node N` says how many workers run on this node (accelerate counts those of all nodes)",
-    ),
+    (&["ntasks", "num-proc", "num-procs", "num-workers", "nproc", "workers"], NPROC),
+    (&["gpus", "gpus-per-node", "ngpus", "npernode", "ntasks-per-node", "ppn"], NPROC),
     (&["N", "nodes", "num-machines", "num-nodes"], "`--nnodes N` says how many nodes the job has"),
     (
         &["elastic-training", "max-elastic-nodes", "min-elastic-nodes"],
@@ -145,13 +141,17 @@ fn answer_to_option(word: &str) -> Option<String> {
     if let Some((_, ours)) = FOREIGN.iter().find(|(names, _)| names.contains(&name.as_str())) {
         return Some((*ours).to_owned());
     }
-    let meant = similar_names(&name, options(CliFlavor::Rankrun).map(LaunchOption::long_name));
+    let meant = similar_names(&name, options(CliFlavor::Rankrun).flat_map(long_names));
     let meant: Vec<String> = meant.iter().map(|name| format!("`--{name}`")).collect();
     did_you_mean(&meant)
 }
 
 /// The long name of our option for another launcher's, where one option alone says the same.
 pub(super) fn option_for_foreign(name: &str) -> Option<&'static str> {
+    let has_alias = |option: &&'static Arg| long_names(option).skip(1).any(|alias| alias == name);
+    if let Some(option) = options(CliFlavor::Rankrun).find(has_alias) {
+        return Some(option.long_name());
+    }
     let (_, answer) = FOREIGN.iter().find(|(names, _)| names.contains(&name))?;
     let word = answer.strip_prefix("`--")?.split([' ', '`']).next()?;
     options(CliFlavor::Rankrun).map(LaunchOption::long_name).find(|long| *long == word)

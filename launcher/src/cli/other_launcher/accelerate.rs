@@ -6,7 +6,11 @@ use super::OtherCommand;
 use crate::cli::error::CliError;
 use rankrun_core::facts::Facts;
 
-pub(super) fn translate(_is_launch: bool, words: &[OsString], facts: &Facts) -> Result<OtherCommand, CliError> {
+pub(super) fn translate(
+    _is_launch: bool,
+    words: &[OsString],
+    facts: &Facts,
+) -> Result<OtherCommand, CliError> {
     let _ = (words, facts);
     Err(CliError::refused("not written yet", "wait"))
 }
