@@ -63,8 +63,8 @@ record(run_script_path)()
 
 /// Options that name workers of this launch or choose its devices. A launcher that a worker starts has its own, and
 /// inherits the chosen devices.
-const PER_LAUNCH_VARIABLES: [&str; 4] =
-    ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
+const PER_LAUNCH_VARIABLES: [&str; 5] =
+    ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_WRAP", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
 
 /// The worker's program, arguments and environment; `environment` is the launcher's own.
 ///
@@ -77,7 +77,7 @@ pub fn worker_command(
     environment: &[(OsString, OsString)],
     error_file: Option<&Path>,
 ) -> Result<WorkerCommand, NulByte> {
-    let (path, argv) = worker_command_line(spec, placement);
+    let (path, argv) = wrapped_command_line(spec, placement);
     let vars = worker_environment(spec, context, placement, error_file);
     let ours: Vec<&str> = vars
         .iter()
@@ -102,6 +102,16 @@ pub fn worker_command(
 fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
     CString::new(bytes)
         .map_err(|error| NulByte { text: String::from_utf8_lossy(&error.into_vec()).into_owned() })
+}
+
+/// The first wrapper of the rank is the outermost.
+fn wrapped_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
+    let Placement { rank, local_rank, .. } = *placement;
+    spec.wrappers_of(rank).rev().fold(worker_command_line(spec, placement), |(path, argv), wrapper| {
+        let words = wrapper.argv(rank, local_rank).into_iter();
+        let argv = words.chain([path]).chain(argv.into_iter().skip(1)).collect();
+        (wrapper.path.clone().into_os_string(), argv)
+    })
 }
 
 fn worker_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
@@ -211,6 +221,9 @@ pub fn split_entry(entry: &[u8]) -> (&OsStr, &OsStr) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::WorkerDevice;
+    use crate::spec::fake::example;
+    use crate::spec::wrap::Wrapper;
 
     #[test]
     fn macros_expand_by_cli_flavor() {
@@ -228,6 +241,31 @@ mod tests {
             assert_eq!(expanded(CliFlavor::Rankrun), ours, "{text}");
             assert_eq!(expanded(CliFlavor::Torchrun), torchs, "{text}");
         }
+    }
+
+    #[test]
+    fn wrapped_worker_runs_wrapper_with_program_as_its_arguments() {
+        let wrapper = |command: &str, path: &str| Wrapper {
+            command: command.parse().unwrap(),
+            path: path.into(),
+            host: "here".to_owned(),
+        };
+        let wrappers = vec![
+            wrapper("all:numactl -C %l", "/usr/bin/numactl"),
+            wrapper("1-2:nsys -o r%r@%h", "/opt/nsys"),
+        ];
+        let spec = LaunchSpec { wrappers, args: vec!["${rank}".into()], ..example() };
+        let line = |rank| {
+            let local_rank = LocalRank(rank - 1);
+            let device = WorkerDevice::cpu(local_rank);
+            let placement = Placement { rank: Rank(rank), role_rank: Rank(rank), local_rank, device };
+            let (path, argv) = wrapped_command_line(&spec, &placement);
+            let argv: Vec<String> = argv.into_iter().map(|word| word.into_string().unwrap()).collect();
+            (path.into_string().unwrap(), argv.join(" "))
+        };
+        let expected = |argv: &str| ("/usr/bin/numactl".to_owned(), argv.to_owned());
+        assert_eq!(line(2), expected("numactl -C 1 /opt/nsys -o r2@here /bin/true 2"));
+        assert_eq!(line(3), expected("numactl -C 2 /bin/true 3"));
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod subcommand;
 mod suggest;
 mod torchrun;
 mod values;
+mod wrap;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -86,6 +86,11 @@ pub(super) struct RankrunArgs {
     /// Start all workers but this local rank, and say how to start that one by hand, as in a debugger
     #[arg(long, value_name = "RANK", help_heading = WORKERS)]
     pub(super) leave_out: Option<OptionValue<i128>>,
+    /// Start the program of these ranks by a command, as in 0:'nsys profile -o r%r', with RANKS as in 0,2 or 0-3 or all;
+    /// %r is the rank, %l the local rank, %h the host name, %% a percent sign. May be repeated; in a variable or a file
+    /// one stands on each line
+    #[arg(long, value_name = "RANKS:COMMAND", help_heading = WORKERS)]
+    pub(super) wrap: Option<OptionValue<String>>,
     /// Which accelerators, in the order of the ranks: indices as in 3,1, ranges 0-3, exclusions -2, UUIDs or their
     /// beginnings, MIG devices 1:0, PCI addresses; `idle` the unused ones, `none` the CPUs [default: all that are
     /// visible]

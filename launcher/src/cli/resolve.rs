@@ -30,6 +30,7 @@ use super::settings::{CommandLine, Setting, Settings, flag_is_not_integer};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
+use super::wrap::resolve_wrappers;
 use rankrun_core::device_assignment::{device_lines, omp_notice};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::{IgnoredBecause, Notice};
@@ -72,6 +73,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     let restart = resolve_restart(settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
     let left_out = resolve_left_out(settings, workers)?;
+    let wrappers = resolve_wrappers(settings, workers, rendezvous.nodes().max)?;
     let role =
         settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(settings, workers, &mut notices)?;
@@ -107,6 +109,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         external_worker: left_out,
         nesting,
+        wrappers,
         options: settings.args.independent.clone(),
     };
     Ok(Launch { spec, verbosity, notices })

@@ -240,6 +240,7 @@ impl SettingOrigins<'_> {
         settings.extend(self.shutdown_settings());
         settings.extend(self.independent_options());
         settings.push(self.option("stdin", Some(stdin(spec.stdin))));
+        settings.push(self.wrappers());
         settings.extend(self.device_settings());
         settings.push(self.with_variable(self.option("verbose", None), "LOGLEVEL"));
         for option in &self.origins.options {
@@ -356,6 +357,15 @@ impl SettingOrigins<'_> {
             self.line(name.clone(), value, &[&name], &[])
         };
         options.into_iter().map(line).collect()
+    }
+
+    /// Each wrapper of the command line counts.
+    fn wrappers(&self) -> SettingLine {
+        let wrappers = &self.spec.wrappers;
+        let texts: Vec<String> = wrappers.iter().map(|wrapper| wrapper.command.to_string()).collect();
+        let mut line = self.option("wrap", (!texts.is_empty()).then(|| texts.join("; ")));
+        line.overrides.retain(|place| *place != line.source);
+        line
     }
 
     fn parent_error_file(&self) -> Option<SettingLine> {
