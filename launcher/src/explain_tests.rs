@@ -144,6 +144,8 @@ fn setting_source_is_the_deciding_one() {
         ),
         ("python", "", None, "/usr/bin/python3", SettingOrigin::Default),
         ("leave-out", "--leave-out 0", None, "0", option("--leave-out")),
+        ("nproc-per-node", "--total-workers 2", None, "2", option("--total-workers")),
+        ("total-workers", "--total-workers 2", None, "2", option("--total-workers")),
         ("wrap", "--wrap 0:tool --wrap all:tool", None, "0:tool; all:tool", option("--wrap")),
         ("wrap", "", Some(("RANKRUN_WRAP", "0:tool -o r%r")), "0:tool -o r%r", by_variable("RANKRUN_WRAP")),
     ] {

@@ -12,13 +12,14 @@ use super::python_text::parse_int;
 use super::resolve::refused;
 use super::scheduler::find_step;
 use super::settings::{Setting, Settings};
+use super::total_workers::own_share;
 use rankrun_core::device::selector::Selector;
 use rankrun_core::device::{DeviceChoice, DeviceType};
 use rankrun_core::device_assignment::{DeviceError, assign_devices};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
-use rankrun_core::spec::{CliFlavor, Unhealthy, Verbosity};
+use rankrun_core::spec::{CliFlavor, RendezvousSpec, Unhealthy, Verbosity};
 
 const WORKER_COUNT: Expected = Expected::new(
     "a number of workers from 1 to 4194304, `auto`, `cpu`, `gpu` or a type of device such as `xpu`",
@@ -40,11 +41,12 @@ const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// An option cannot be read, or the request does not fit this machine.
 pub(super) fn resolve_devices(
     settings: &Settings<'_>,
+    rendezvous: &RendezvousSpec,
     verbosity: Verbosity,
     notices: &mut Vec<Notice>,
 ) -> Result<(DeviceRequest, DeviceChoice), CliError> {
     let cli_flavor = settings.cli_flavor;
-    let request = read_request(settings).map_err(|error| in_words_of(error, cli_flavor))?;
+    let request = read_request(settings, rendezvous).map_err(|error| in_words_of(error, cli_flavor))?;
     let facts = settings.facts;
     let discover = |scope| facts.discover(scope, request.probe_timeout);
     let cuda_order = || facts.world().cuda_order(request.probe_timeout);
@@ -59,7 +61,7 @@ pub(super) fn resolve_devices(
     Ok((request, choice))
 }
 
-fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
+fn read_request(settings: &Settings<'_>, rendezvous: &RendezvousSpec) -> Result<DeviceRequest, CliError> {
     let args = &settings.args;
     let probe_timeout = probe_timeout(settings.get(&args.probe_timeout))?;
     let check = match (args.exclude_unhealthy.is_some(), args.check_devices.is_some()) {
@@ -67,7 +69,10 @@ fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
         (false, true) => Some(Unhealthy::Refuse),
         (false, false) => None,
     };
-    let worker_count = read_worker_count(settings)?;
+    let worker_count = match own_share(settings, rendezvous)? {
+        Some(share) => WorkerCount::Number(share),
+        None => read_worker_count(settings)?,
+    };
     let node_tasks =
         Some(settings.facts).filter(|_| worker_count == WorkerCount::Default).and_then(node_tasks);
     Ok(DeviceRequest {

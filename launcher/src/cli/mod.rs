@@ -43,6 +43,7 @@ mod stop;
 mod subcommand;
 mod suggest;
 mod torchrun;
+mod total_workers;
 mod values;
 mod wrap;
 

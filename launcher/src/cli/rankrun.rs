@@ -86,6 +86,10 @@ pub(super) struct RankrunArgs {
     /// Start all workers but this local rank, and say how to start that one by hand, as in a debugger
     #[arg(long, value_name = "RANK", help_heading = WORKERS)]
     pub(super) leave_out: Option<OptionValue<i128>>,
+    /// Workers over all nodes: each node has an equal share, and the first ones one more where N cannot be divided;
+    /// instead of --nproc-per-node, and for a fixed number of nodes
+    #[arg(long, value_name = "N", help_heading = WORKERS)]
+    pub(super) total_workers: Option<OptionValue<i128>>,
     /// Start the program of these ranks by a command, as in 0:'nsys profile -o r%r', with RANKS as in 0,2 or 0-3 or all;
     /// %r is the rank, %l the local rank, %h the host name, %% a percent sign. May be repeated; in a variable or a file
     /// one stands on each line

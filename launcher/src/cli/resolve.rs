@@ -67,7 +67,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     let signals = resolve_signals(settings, &mut notices)?;
     let events = resolve_events(settings)?;
     refuse_logs_specs(settings)?;
-    let (device_request, devices) = resolve_devices(settings, verbosity, &mut notices)?;
+    let (device_request, devices) = resolve_devices(settings, &rendezvous, verbosity, &mut notices)?;
     let workers = devices.worker_count();
     let stdin = resolve_stdin(settings, workers)?;
     let restart = resolve_restart(settings, workers, rendezvous.nodes().max)?;

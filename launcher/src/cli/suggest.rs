@@ -38,7 +38,7 @@ const FOREIGN: &[(&[&str], &str)] = &[
         "`--nnodes MIN:MAX` makes a job elastic",
     ),
     (&["machine-rank", "rank"], "`--node-rank N` says which node this is"),
-    (&["world-size"], "the number of workers follows from `--nnodes N` and `--nproc-per-node N`"),
+    (&["world-size"], "`--total-workers N` says how many workers run on all nodes"),
     (&["numactl"], "`--numa-binding node` binds each worker to the CPUs near its device"),
     (&["main-process-ip", "master-ip"], "`--master-addr HOST` names the node with rank 0"),
     (&["main-process-port"], "`--master-port PORT` is the port of the node with rank 0"),

@@ -10,7 +10,7 @@ use rankrun_core::spec::wrap::{WrapCommand, WrapError, Wrapper};
 use rankrun_host::process::exec_problem::noexec_hint;
 use rankrun_host::program::{ProgramProblem, find_program};
 
-/// The wrappers in their order. Other nodes count with as many workers as this one.
+/// The wrappers in their order. Without `--total-workers` other nodes count with as many workers as this one.
 ///
 /// # Errors
 /// A command that cannot be read or started, or a rank that no worker has.
@@ -19,7 +19,8 @@ pub(super) fn resolve_wrappers(
     workers: LocalWorldSize,
     nodes: NodeCount,
 ) -> Result<Vec<Wrapper>, CliError> {
-    let ranks = u64::from(workers.get()) * u64::from(nodes.get());
+    let total = settings.get(&settings.args.total_workers).and_then(|total| u64::try_from(total.value).ok());
+    let ranks = total.unwrap_or_else(|| u64::from(workers.get()) * u64::from(nodes.get()));
     let mut wrappers = Vec::new();
     for setting in settings.every("wrap") {
         let text = setting.value.to_string_lossy();
@@ -108,6 +109,10 @@ mod tests {
             (&["--wrap", ""][..], "`--wrap` is empty, which is not RANKS:COMMAND"),
             (&["--wrap", "1:nsys"], "`--wrap` is `1:nsys`, and the job has no rank 1: the ranks are 0 to 0"),
             (&[&elastic[..], &["0-6:nsys"]].concat(), "and the job has no rank 6: the ranks are 0 to 5"),
+            (
+                &["--total-workers", "3", "--nnodes", "2", "--wrap", "2-3:nsys"],
+                "and the job has no rank 3: the ranks are 0 to 2",
+            ),
             (&["--wrap", "0:perf"], "`--wrap` is `0:perf`, and its program `perf` is not in PATH"),
             (&["--wrap", "0:./perf"], "and its program `./perf` does not exist"),
             (&["--wrap", "0:./plain"], "and its program `./plain` has no run permission"),

@@ -97,6 +97,8 @@ pub(super) struct SettingOrigins<'a> {
     pub(super) facts: &'a Facts,
 }
 
+/// The options that count the workers of this node.
+const WORKER_COUNT: [&str; 2] = ["nproc-per-node", "total-workers"];
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 fn time(time: Duration) -> String {
@@ -183,7 +185,7 @@ impl SettingOrigins<'_> {
     /// Where the value of a variable that the launcher sets was given.
     pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
-            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&["nproc-per-node"]),
+            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&WORKER_COUNT),
             GROUP_WORLD_SIZE => self.origin_of(&["nnodes"]),
             GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
                 self.origin_of(&["node-rank"])
@@ -227,7 +229,7 @@ impl SettingOrigins<'_> {
             self.option("rdzv-id", Some(spec.rendezvous.run_id().0.clone()))
         };
         let mut settings = vec![
-            self.option("nproc-per-node", Some(spec.workers.to_string())),
+            self.line("nproc-per-node", Some(spec.workers.to_string()), &WORKER_COUNT, &[]),
             self.option("max-restarts", Some(spec.max_restarts.to_string())),
             self.option("role", Some(spec.role.clone())),
             run_id,
