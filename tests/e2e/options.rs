@@ -47,6 +47,39 @@ fn c10d_rendezvous_and_workers_have_separate_stores() {
 }
 
 #[test]
+fn single_worker_runs_as_without_launcher() {
+    if !is_rankrun() {
+        return;
+    }
+    for (name, workers, is_told) in
+        [(Name::Rankrun, 1, false), (Name::Torchrun, 1, false), (Name::Rankrun, 2, true)]
+    {
+        let launch = Launch::standalone(name, workers).env("RANKRUN_DISTRIBUTED", "auto");
+        let inherited = ["RANK", "WORLD_SIZE", "ROLE_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"];
+        let launch = inherited.into_iter().fold(launch, |launch, name| launch.env(name, "9"));
+        let outcome = launch.args(["--no-python", "env"]).run();
+        outcome.expect_exit_code(0).expect_stdout("RANKRUN_JOB=").expect_stdout("TORCHELASTIC_ERROR_FILE=");
+        let told = |line: &&str| {
+            let prefixes = ["RANK=", "LOCAL_", "WORLD_SIZE=", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"];
+            prefixes.iter().any(|prefix| line.starts_with(prefix))
+                && !line.starts_with("TORCHELASTIC_ERROR_FILE")
+        };
+        let stdout = outcome.stdout();
+        let lines: Vec<&str> = stdout.lines().filter(told).collect();
+        assert_eq!(lines.len(), if is_told { 32 } else { 0 }, "{lines:?}");
+    }
+}
+
+/// A single worker joins no store, so the limit of the start does not count.
+#[test]
+fn worker_in_rust_that_is_not_told_of_its_job_is_a_world_of_one() {
+    let launch =
+        Launch::standalone(Name::Rankrun, 1).args(["--distributed", "auto", "--start-timeout", "0.1"]);
+    let outcome = launch.worker(["alive"]).run();
+    outcome.expect_exit_code(0).expect_stdout("alive rank=0");
+}
+
+#[test]
 fn disabled_store_sharing_leaves_master_port_free() {
     for name in Name::both() {
         let port = free_port();

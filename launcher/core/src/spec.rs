@@ -23,7 +23,7 @@ use crate::posix::Signal;
 
 use crate::device::{DeviceChoice, DeviceType};
 use crate::spec::device_request::DeviceRequest;
-use crate::spec::options::IndependentOptions;
+use crate::spec::options::{Distributed, IndependentOptions};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
@@ -131,6 +131,13 @@ impl LaunchSpec {
     pub fn device_check(&self) -> Option<Unhealthy> {
         let has_devices = self.devices.workers.iter().any(|worker| worker.kind != DeviceType::Cpu);
         self.device_request.check.filter(|_| has_devices)
+    }
+
+    /// Whether the workers are told of their job.
+    #[must_use]
+    pub fn is_distributed(&self) -> bool {
+        let is_alone = self.workers == LocalWorldSize::ONE && self.rendezvous.nodes().max == NodeCount::ONE;
+        self.options.distributed == Distributed::Always || !is_alone
     }
 
     /// The wrappers of this rank.

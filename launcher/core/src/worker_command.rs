@@ -66,6 +66,12 @@ record(run_script_path)()
 const PER_LAUNCH_VARIABLES: [&str; 5] =
     ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_WRAP", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
 
+/// The variables that a worker which is not told of its job must not find.
+#[must_use]
+pub fn hidden_variables(spec: &LaunchSpec) -> &'static [&'static str] {
+    if spec.is_distributed() { &[] } else { &env::DISTRIBUTED_VARIABLES }
+}
+
 /// The worker's program, arguments and environment; `environment` is the launcher's own.
 ///
 /// # Errors
@@ -84,6 +90,7 @@ pub fn worker_command(
         .map(|(name, _)| *name)
         .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
+        .chain(hidden_variables(spec).iter().copied())
         // One of a launcher above this one is another's.
         .chain([env::DEVICE, env::ROUND])
         .collect();
@@ -190,6 +197,7 @@ pub fn worker_environment(
         }),
     };
     let mut vars = env.to_vars();
+    vars.retain(|(name, _)| !hidden_variables(spec).contains(name));
     vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
@@ -221,8 +229,13 @@ pub fn split_entry(entry: &[u8]) -> (&OsStr, &OsStr) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
+
     use crate::device::WorkerDevice;
+    use crate::spec::RendezvousSpec;
     use crate::spec::fake::example;
+    use crate::spec::options::Distributed;
+    use crate::spec::rendezvous::RoundTimes;
     use crate::spec::wrap::Wrapper;
 
     #[test]
@@ -266,6 +279,30 @@ mod tests {
         let expected = |argv: &str| ("/usr/bin/numactl".to_owned(), argv.to_owned());
         assert_eq!(line(2), expected("numactl -C 1 /opt/nsys -o r2@here /bin/true 2"));
         assert_eq!(line(3), expected("numactl -C 2 /bin/true 3"));
+    }
+
+    #[test]
+    fn only_single_worker_is_not_told_of_its_job() {
+        let mut spec = LaunchSpec { workers: LocalWorldSize::ONE, ..example() };
+        for (distributed, workers, hides) in
+            [(Distributed::Always, 1, false), (Distributed::Auto, 1, true), (Distributed::Auto, 2, false)]
+        {
+            spec.options.distributed = distributed;
+            spec.workers = LocalWorldSize::new(workers).unwrap();
+            assert_eq!(!hidden_variables(&spec).is_empty(), hides, "{distributed:?} {workers}");
+        }
+        spec.workers = LocalWorldSize::ONE;
+        spec.rendezvous = RendezvousSpec::Static {
+            run_id: RunId("example".to_owned()),
+            addr: "th1".to_owned(),
+            port: 29_400,
+            named_by: None,
+            local_addr: None,
+            nodes: NodeCount::new(2).unwrap(),
+            node_rank: NodeRank(0),
+            times: RoundTimes::default(),
+        };
+        assert_eq!(hidden_variables(&spec), [""; 0]);
     }
 
     #[test]
