@@ -158,6 +158,7 @@ fn setting_source_is_the_deciding_one() {
         ),
         ("python", "", None, "/usr/bin/python3", SettingOrigin::Default),
         ("leave-out", "--leave-out 0", None, "0", option("--leave-out")),
+        ("bind-cores", "--bind-cores all", None, "all", option("--bind-cores")),
         ("distributed", "--distributed auto", None, "auto", option("--distributed")),
         ("distributed", "", None, "always", SettingOrigin::Default),
         ("nproc-per-node", "--total-workers 2", None, "2", option("--total-workers")),

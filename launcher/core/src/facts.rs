@@ -186,6 +186,7 @@ impl Facts {
             has_accelerator_sign: !device_nodes.is_empty()
                 || accelerator_sign::has_library(world, self.variable("LD_LIBRARY_PATH")),
             device_nodes,
+            world,
             discover,
             cuda_order,
         }

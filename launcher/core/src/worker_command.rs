@@ -61,10 +61,16 @@ except ImportError:
 record(run_script_path)()
 ";
 
-/// Options that name workers of this launch or choose its devices. A launcher that a worker starts has its own, and
+/// Options that name workers of this launch or choose its devices and cores. A launcher that a worker starts has its own, and
 /// inherits the chosen devices.
-const PER_LAUNCH_VARIABLES: [&str; 5] =
-    ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_WRAP", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
+const PER_LAUNCH_VARIABLES: [&str; 6] = [
+    "RANKRUN_LEAVE_OUT",
+    "RANKRUN_STDIN",
+    "RANKRUN_WRAP",
+    "RANKRUN_DEVICES",
+    "RANKRUN_DEVICE_ORDER",
+    "RANKRUN_BIND_CORES",
+];
 
 /// The variables that a worker which is not told of its job must not find.
 #[must_use]

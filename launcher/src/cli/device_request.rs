@@ -13,6 +13,7 @@ use super::resolve::refused;
 use super::scheduler::find_step;
 use super::settings::{Setting, Settings};
 use super::total_workers::own_share;
+use rankrun_core::device::cores::CoreSelection;
 use rankrun_core::device::selector::Selector;
 use rankrun_core::device::{DeviceChoice, DeviceType};
 use rankrun_core::device_assignment::{DeviceError, assign_devices};
@@ -26,6 +27,7 @@ const WORKER_COUNT: Expected = Expected::new(
     "4",
 )
 .advised(hint_for_workers);
+const CORES: Expected = Expected::new("`all` or a list of CPUs such as `0-3,8`", "0-3");
 const PROBE_LIMIT: Expected = Expected::new("a number of seconds from 0.1 up", "30");
 
 /// The largest number of processes on Linux (`PID_MAX_LIMIT`).
@@ -82,6 +84,7 @@ fn read_request(settings: &Settings<'_>, rendezvous: &RendezvousSpec) -> Result<
         order: settings.get(&args.device_order),
         visibility: args.device_visibility.as_ref().map(|found| found.value),
         binding: settings.get(&args.torchrun.numa_binding),
+        bind_cores: read_bind_cores(settings)?,
         check,
         oversubscribe: args.oversubscribe.is_some(),
         virtual_local_rank: args.torchrun.virtual_local_rank.is_some(),
@@ -109,6 +112,14 @@ fn read_devices(settings: &Settings<'_>) -> Result<Option<Setting<(String, Selec
     match value.parse() {
         Ok(selector) => Ok(Some(Setting { origin, value: (value, selector) })),
         Err(error) => Err(DeviceError::Selector { origin, value, error }.into()),
+    }
+}
+
+fn read_bind_cores(settings: &Settings<'_>) -> Result<Option<Setting<(String, CoreSelection)>>, CliError> {
+    let Some(Setting { origin, value }) = settings.get(&settings.args.bind_cores) else { return Ok(None) };
+    match value.parse() {
+        Ok(selection) => Ok(Some(Setting { origin, value: (value, selection) })),
+        Err(_) => Err(refused(origin, value, CORES)),
     }
 }
 

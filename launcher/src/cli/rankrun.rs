@@ -114,6 +114,10 @@ pub(super) struct RankrunArgs {
     /// Let several workers share a device where there are more workers than devices
     #[arg(long, help_heading = DEVICES)]
     pub(super) oversubscribe: Option<OptionValue<Flag>>,
+    /// Share these CPUs evenly among the workers, as in 1,3-5,7, or one CPU of each physical core that the launcher may
+    /// use; OMP_NUM_THREADS, unless set, is the number for each worker [default: not bound]
+    #[arg(long, value_name = "all|LIST", help_heading = DEVICES)]
+    pub(super) bind_cores: Option<OptionValue<String>>,
     /// Look at the health of the devices before the start and after a failure; a dead one is named and refused
     #[arg(long, help_heading = DEVICES)]
     pub(super) check_devices: Option<OptionValue<Flag>>,

@@ -74,9 +74,10 @@ const FOREIGN: &[(&[&str], &str)] = &[
     (&["use-env"], "leave it out: every worker has `LOCAL_RANK` in its environment"),
     (&["no-local-rank"], "leave it out: arguments get a local rank only where they say `${local_rank}`"),
     (
-        &["bind-cores-to-rank", "bind-to", "cpu-bind", "map-by"],
-        "`--numa-binding node` binds each worker to CPUs near its device",
+        &["bind-core-list", "bind-cores-to-rank"],
+        "`--bind-cores all` or `--bind-cores LIST` shares the cores of this node among its workers",
     ),
+    (&["bind-to", "cpu-bind", "map-by"], "`--numa-binding node` binds each worker to CPUs near its device"),
     (&["x"], "workers inherit the environment: write `NAME=VALUE rankrun ...`"),
     (&["tag-output"], "`--tee 3` puts the rank in front of each line"),
     (&["o", "output"], "`--redirects 3 --log-dir DIR` writes the output of each worker to files"),

@@ -204,7 +204,8 @@ impl SettingOrigins<'_> {
             ERROR_FILE => self.log_dir().0,
             SIGNALS_TO_HANDLE => self.origin_of(&["signals-to-handle"]),
             name if is_device_variable(name) => self.origin_of(&DEVICE_OPTIONS),
-            "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
+            "OMP_NUM_THREADS" => self.origin_of(&["bind-cores"]),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
             _ => SettingOrigin::Launcher,
         }
     }
