@@ -96,6 +96,20 @@ fn each_value_names_its_source() {
     assert_eq!(variable(&explanation, "WORLD_SIZE").was, None);
 }
 
+#[test]
+fn single_worker_is_explained_without_variables_of_its_job() {
+    let line = "rankrun explain --distributed auto x.py";
+    let explanation =
+        explained(line, &[("RANK", "9"), ("MASTER_PORT", "1"), ("TORCHELASTIC_ERROR_FILE", "/e")]);
+    let worker = &explanation.ranks[0];
+    assert_eq!(worker.unset, ["RANK", "MASTER_PORT"]);
+    let names: Vec<&str> = worker.variables.iter().map(|variable| variable.name).collect();
+    assert!(names.contains(&"RANKRUN_JOB") && names.contains(&"TORCHELASTIC_ERROR_FILE"), "{names:?}");
+    for name in ["RANK", "WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"] {
+        assert!(!names.contains(&name), "{name}");
+    }
+}
+
 /// The table lists the options that decide; here the launch itself is asked.
 #[test]
 fn setting_source_is_the_deciding_one() {
@@ -144,6 +158,13 @@ fn setting_source_is_the_deciding_one() {
         ),
         ("python", "", None, "/usr/bin/python3", SettingOrigin::Default),
         ("leave-out", "--leave-out 0", None, "0", option("--leave-out")),
+        ("bind-cores", "--bind-cores all", None, "all", option("--bind-cores")),
+        ("distributed", "--distributed auto", None, "auto", option("--distributed")),
+        ("distributed", "", None, "always", SettingOrigin::Default),
+        ("nproc-per-node", "--total-workers 2", None, "2", option("--total-workers")),
+        ("total-workers", "--total-workers 2", None, "2", option("--total-workers")),
+        ("wrap", "--wrap 0:tool --wrap all:tool", None, "0:tool; all:tool", option("--wrap")),
+        ("wrap", "", Some(("RANKRUN_WRAP", "0:tool -o r%r")), "0:tool -o r%r", by_variable("RANKRUN_WRAP")),
     ] {
         let line = format!("rankrun explain {options} x.py").replace("  ", " ");
         let environment: Vec<_> = environment.into_iter().collect();

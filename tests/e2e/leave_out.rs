@@ -72,6 +72,15 @@ fn left_out_worker_trains_with_launched_worker() {
 }
 
 #[test]
+fn script_of_left_out_worker_has_its_wrapper() {
+    let wrap = "1:sh -c 'echo wrapped %r; exec \"$@\"' sh";
+    let job = leave_out_rank_1(Name::Rankrun).args(["--wrap", wrap]).worker(["alive"]).start();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").run();
+    hand.expect_exit_code(0).expect_stdout("wrapped 1").expect_stdout("alive rank=1");
+    job.wait().expect_exit_code(0);
+}
+
+#[test]
 fn left_out_worker_failure_fails_job_with_its_status() {
     for (step, status) in [("exit=7", 7), ("die=SIGUSR1", 128 + 10)] {
         let launch = leave_out_rank_1(Name::Rankrun).args(["--grace", "3600"]);

@@ -73,3 +73,4 @@ mod suggestions;
 mod terminal;
 mod torchrun_reports;
 mod tracing;
+mod wrap;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use harness::{Job, Launch, Name, Scratch, field, free_port, is_rankrun, is_torchrun, is_zombie_or_gone};
 use nix::sys::signal::Signal;
+use rankrun_core::device::affinity::format_ranges;
+use rankrun_core::device::cpu_list::parse_cpu_list;
 
 use crate::store_foreign_clients::assert_store_serves;
 
@@ -15,6 +17,36 @@ use crate::store_foreign_clients::assert_store_serves;
 fn worker_variable(job: &Job, name: &str) -> String {
     let line = job.wait_for_line(&format!("env0 {name}="));
     line.split_once('=').map(|(_, value)| value.to_owned()).expect("a value")
+}
+
+/// The CPUs in the line of a process's status.
+fn cpus_in(status: &str) -> Vec<u32> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("it is there");
+    parse_cpu_list(list).expect("a list of CPUs")
+}
+
+#[test]
+fn worker_is_bound_to_its_share_of_the_cores() {
+    if !is_rankrun() {
+        return;
+    }
+    let allowed = cpus_in(&fs::read_to_string("/proc/self/status").expect("Linux"));
+    let shared: Vec<u32> = allowed.into_iter().take(2).collect();
+    let list = format_ranges(&shared);
+    let launch = Launch::standalone(Name::Rankrun, shared.len()).args(["--bind-cores", &list, "--tee", "3"]);
+    let command = "grep Cpus_allowed_list: /proc/self/status; echo omp=$OMP_NUM_THREADS";
+    let outcome = launch.without_env("OMP_NUM_THREADS").args(["--no-python", "sh", "-c", command]).run();
+    outcome.expect_exit_code(0);
+    for (local_rank, cpu) in shared.iter().enumerate() {
+        let prefix = format!("[default{local_rank}]:");
+        let lines = outcome.lines_with(&prefix);
+        let status: String = lines.iter().map(|line| line.replacen(&prefix, "", 1) + "\n").collect();
+        assert_eq!(cpus_in(&status), [*cpu], "{outcome}");
+        assert!(status.contains("omp=1\n"), "{outcome}");
+    }
+    let launch = Launch::standalone(Name::Rankrun, shared.len() + 1).args(["--bind-cores", &list]);
+    let problem = format!("{} workers cannot share {}", shared.len() + 1, shared.len());
+    launch.worker(["alive"]).run().expect_exit_code(1).expect_stderr(&problem).expect_absent("alive rank");
 }
 
 /// A dynamic rendezvous at this port. Its only worker waits.
@@ -44,6 +76,39 @@ fn c10d_rendezvous_and_workers_have_separate_stores() {
         assert_store_serves(&format!("{}:{master}", worker_variable(&job, "MASTER_ADDR")));
         assert_succeeds(job);
     }
+}
+
+#[test]
+fn single_worker_runs_as_without_launcher() {
+    if !is_rankrun() {
+        return;
+    }
+    for (name, workers, is_told) in
+        [(Name::Rankrun, 1, false), (Name::Torchrun, 1, false), (Name::Rankrun, 2, true)]
+    {
+        let launch = Launch::standalone(name, workers).env("RANKRUN_DISTRIBUTED", "auto");
+        let inherited = ["RANK", "WORLD_SIZE", "ROLE_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"];
+        let launch = inherited.into_iter().fold(launch, |launch, name| launch.env(name, "9"));
+        let outcome = launch.args(["--no-python", "env"]).run();
+        outcome.expect_exit_code(0).expect_stdout("RANKRUN_JOB=").expect_stdout("TORCHELASTIC_ERROR_FILE=");
+        let told = |line: &&str| {
+            let prefixes = ["RANK=", "LOCAL_", "WORLD_SIZE=", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"];
+            prefixes.iter().any(|prefix| line.starts_with(prefix))
+                && !line.starts_with("TORCHELASTIC_ERROR_FILE")
+        };
+        let stdout = outcome.stdout();
+        let lines: Vec<&str> = stdout.lines().filter(told).collect();
+        assert_eq!(lines.len(), if is_told { 32 } else { 0 }, "{lines:?}");
+    }
+}
+
+/// A single worker joins no store, so the limit of the start does not count.
+#[test]
+fn worker_in_rust_that_is_not_told_of_its_job_is_a_world_of_one() {
+    let launch =
+        Launch::standalone(Name::Rankrun, 1).args(["--distributed", "auto", "--start-timeout", "0.1"]);
+    let outcome = launch.worker(["alive"]).run();
+    outcome.expect_exit_code(0).expect_stdout("alive rank=0");
 }
 
 #[test]

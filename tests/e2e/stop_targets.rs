@@ -71,6 +71,19 @@ fn training_program_is_stopped_alone_and_wrapper_with_its_group() {
     as_torchrun.wait().expect_exit_code(1).expect_stdout("child got SIGTERM");
 }
 
+/// `env` becomes the program, so its image is Python's.
+#[test]
+fn rank_with_wrapper_is_stopped_with_its_group() {
+    if !is_rankrun() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let rank = scratch.file("rank.py", RANK, 0o644);
+    let outcome = stop(&words([&rank]), 6, |launch| launch.args(["-n", "3", "--wrap", "1-2:env"]));
+    assert_eq!(outcome.lines_with("child got SIGTERM").len(), 2, "{outcome}");
+    assert_eq!(outcome.lines_with("rank saved").len(), 3, "{outcome}");
+}
+
 /// The worker is linked with the worker runtime. Its helper ignores the signal that it gets at the worker's exit.
 #[test]
 fn processes_left_by_rust_rank_get_signal_and_are_killed_after_grace() {

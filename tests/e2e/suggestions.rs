@@ -33,9 +33,8 @@ fn unknown_option_is_answered_with_did_you_mean() {
 #[test]
 fn option_of_other_launcher_is_answered_with_our_option() {
     for (arguments, part) in [
-        (&["--num_processes", "4", "train.py"][..], "hint: `--nproc-per-node N`"),
-        (&["--num_gpus", "4", "train.py"], "hint: `--nproc-per-node N`"),
-        (&["-np", "4", "train.py"], "hint: `--nproc-per-node N`"),
+        (&["--num_procs", "4", "train.py"][..], "hint: `--nproc-per-node N`"),
+        (&["--ngpus", "4", "train.py"], "hint: `--nproc-per-node N`"),
         (&["--gpu_ids", "0,1", "train.py"], "hint: `--devices LIST`"),
         (&["--include", "localhost:0,1", "train.py"], "hint: `--devices LIST`"),
         (&["--hostfile", "hosts", "train.py"], "--rdzv-endpoint HOST:PORT`"),

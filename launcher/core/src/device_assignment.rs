@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `choose` | machine and request → the chosen devices, and the warnings about them |
 //! | `worker_count` | the number of workers |
-//! | `numa_binding` | the CPUs that each worker is bound to |
+//! | `numa_binding`, `bind_cores` | the CPUs that each worker is bound to |
 //! | `cpu_workers` | workers on the CPUs, and the reason |
 //! | `virtual_devices` | torch's `--virtual-local-rank` |
 //! | `omp_threads` | `OMP_NUM_THREADS` of the workers |
@@ -16,6 +16,7 @@
 //!
 //! Nothing here probes: [`NodeFacts`] answers, before a launch from the probes and after a failure from the check.
 
+mod bind_cores;
 mod choose;
 mod cpu_workers;
 mod device_lines;
@@ -37,6 +38,7 @@ use crate::device::visibility::{AskCuda, InheritedVariables};
 use crate::device::{
     ChosenDevice, DeviceChoice, DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility,
 };
+use crate::facts::World;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 use crate::spec::device_request::{DeviceRequest, ProbeNeed, WorkerCount};
@@ -56,6 +58,8 @@ pub struct NodeFacts<'a> {
     pub device_nodes: Vec<DeviceType>,
     /// Whether there is any sign of an accelerator. A sign is not a proof; without one a probe would find no device.
     pub has_accelerator_sign: bool,
+    /// The machine without its devices.
+    pub world: &'a dyn World,
     /// The machine as the probes find it.
     pub discover: &'a dyn Fn(ProbeScope) -> Machine,
     /// The CUDA driver's order of its devices.
@@ -79,8 +83,10 @@ pub fn assign_devices(
 ) -> Result<(DeviceChoice, Vec<Notice>), DeviceError> {
     let inherited = InheritedVariables::of(|name| node.variable(name));
     let mut assigner = Assigner { request, cli_flavor, node, inherited, notices: Vec::new() };
+    assigner.refuse_two_bindings()?;
     let mut choice = assigner.assign().map_err(|error| hint::with_hint(error, request))?;
-    choice.omp_threads = omp_threads::default_omp_threads(cli_flavor, &choice.workers, node);
+    assigner.bind_to_cores(&mut choice)?;
+    choice.omp_threads = assigner.default_omp_threads(&choice.workers);
     Ok((choice, assigner.notices))
 }
 

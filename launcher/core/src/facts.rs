@@ -79,6 +79,8 @@ pub trait World {
     fn resolve_links(&self, path: &Path) -> PathBuf;
     /// Whether a standard stream is a terminal.
     fn is_terminal(&self, stream: StandardStream) -> bool;
+    /// The name of this host.
+    fn host_name(&self) -> String;
     /// Effective user id of this process.
     fn user_id(&self) -> u32;
     /// The process id of the launcher.
@@ -184,6 +186,7 @@ impl Facts {
             has_accelerator_sign: !device_nodes.is_empty()
                 || accelerator_sign::has_library(world, self.variable("LD_LIBRARY_PATH")),
             device_nodes,
+            world,
             discover,
             cuda_order,
         }

@@ -11,9 +11,11 @@ pub mod restart;
 pub mod setting;
 pub mod signal;
 pub mod stop;
+pub mod wrap;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,11 +23,12 @@ use crate::posix::Signal;
 
 use crate::device::{DeviceChoice, DeviceType};
 use crate::spec::device_request::DeviceRequest;
-use crate::spec::options::IndependentOptions;
+use crate::spec::options::{Distributed, IndependentOptions};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
+use crate::spec::wrap::Wrapper;
+use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId};
 
 /// No time that is asked for is longer: longer than any job, and short enough to be added to any instant.
 pub const MAX_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -116,6 +119,8 @@ pub struct LaunchSpec {
     pub external_worker: Option<LocalRank>,
     /// The value of `RANKRUN_NESTING` for the workers.
     pub nesting: String,
+    /// `--wrap`: commands in front of the program of chosen ranks; of several the first one is the outermost.
+    pub wrappers: Vec<Wrapper>,
     /// Options that need no other setting.
     pub options: IndependentOptions,
 }
@@ -126,6 +131,24 @@ impl LaunchSpec {
     pub fn device_check(&self) -> Option<Unhealthy> {
         let has_devices = self.devices.workers.iter().any(|worker| worker.kind != DeviceType::Cpu);
         self.device_request.check.as_ref().map(|check| check.value).filter(|_| has_devices)
+    }
+
+    /// Whether the workers are told of their job.
+    #[must_use]
+    pub fn is_distributed(&self) -> bool {
+        let is_alone = self.workers == LocalWorldSize::ONE && self.rendezvous.nodes().max == NodeCount::ONE;
+        self.options.distributed == Distributed::Always || !is_alone
+    }
+
+    /// The wrappers of this rank.
+    pub fn wrappers_of(&self, rank: Rank) -> impl DoubleEndedIterator<Item = &Wrapper> {
+        self.wrappers.iter().filter(move |wrapper| wrapper.command.ranks.contains(rank))
+    }
+
+    /// The files that workers execute, the wrappers' too.
+    pub fn programs(&self) -> impl Iterator<Item = &Path> {
+        let wrappers = self.wrappers.iter().map(|wrapper| wrapper.path.as_path());
+        iter::once(self.entrypoint.program()).chain(wrappers)
     }
 }
 

@@ -61,10 +61,22 @@ except ImportError:
 record(run_script_path)()
 ";
 
-/// Options that name workers of this launch or choose its devices. A launcher that a worker starts has its own, and
+/// Options that name workers of this launch or choose its devices and cores. A launcher that a worker starts has its own, and
 /// inherits the chosen devices.
-const PER_LAUNCH_VARIABLES: [&str; 4] =
-    ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
+const PER_LAUNCH_VARIABLES: [&str; 6] = [
+    "RANKRUN_LEAVE_OUT",
+    "RANKRUN_STDIN",
+    "RANKRUN_WRAP",
+    "RANKRUN_DEVICES",
+    "RANKRUN_DEVICE_ORDER",
+    "RANKRUN_BIND_CORES",
+];
+
+/// The variables that a worker which is not told of its job must not find.
+#[must_use]
+pub fn hidden_variables(spec: &LaunchSpec) -> &'static [&'static str] {
+    if spec.is_distributed() { &[] } else { &env::DISTRIBUTED_VARIABLES }
+}
 
 /// The worker's program, arguments and environment; `environment` is the launcher's own.
 ///
@@ -77,13 +89,14 @@ pub fn worker_command(
     environment: &[(OsString, OsString)],
     error_file: Option<&Path>,
 ) -> Result<WorkerCommand, NulByte> {
-    let (path, argv) = worker_command_line(spec, placement);
+    let (path, argv) = wrapped_command_line(spec, placement);
     let vars = worker_environment(spec, context, placement, error_file);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
         .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
+        .chain(hidden_variables(spec).iter().copied())
         // One of a launcher above this one is another's.
         .chain([env::DEVICE, env::ROUND])
         .collect();
@@ -102,6 +115,16 @@ pub fn worker_command(
 fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
     CString::new(bytes)
         .map_err(|error| NulByte { text: String::from_utf8_lossy(&error.into_vec()).into_owned() })
+}
+
+/// The first wrapper of the rank is the outermost.
+fn wrapped_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
+    let Placement { rank, local_rank, .. } = *placement;
+    spec.wrappers_of(rank).rev().fold(worker_command_line(spec, placement), |(path, argv), wrapper| {
+        let words = wrapper.argv(rank, local_rank).into_iter();
+        let argv = words.chain([path]).chain(argv.into_iter().skip(1)).collect();
+        (wrapper.path.clone().into_os_string(), argv)
+    })
 }
 
 fn worker_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
@@ -180,6 +203,7 @@ pub fn worker_environment(
         }),
     };
     let mut vars = env.to_vars();
+    vars.retain(|(name, _)| !hidden_variables(spec).contains(name));
     vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));
@@ -211,6 +235,14 @@ pub fn split_entry(entry: &[u8]) -> (&OsStr, &OsStr) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rankrun_contract::rank::{LocalWorldSize, NodeRank, RunId};
+
+    use crate::device::WorkerDevice;
+    use crate::spec::RendezvousSpec;
+    use crate::spec::fake::example;
+    use crate::spec::options::Distributed;
+    use crate::spec::rendezvous::RoundTimes;
+    use crate::spec::wrap::Wrapper;
 
     #[test]
     fn macros_expand_by_cli_flavor() {
@@ -228,6 +260,55 @@ mod tests {
             assert_eq!(expanded(CliFlavor::Rankrun), ours, "{text}");
             assert_eq!(expanded(CliFlavor::Torchrun), torchs, "{text}");
         }
+    }
+
+    #[test]
+    fn wrapped_worker_runs_wrapper_with_program_as_its_arguments() {
+        let wrapper = |command: &str, path: &str| Wrapper {
+            command: command.parse().unwrap(),
+            path: path.into(),
+            host: "here".to_owned(),
+        };
+        let wrappers = vec![
+            wrapper("all:numactl -C %l", "/usr/bin/numactl"),
+            wrapper("1-2:nsys -o r%r@%h", "/opt/nsys"),
+        ];
+        let spec = LaunchSpec { wrappers, args: vec!["${rank}".into()], ..example() };
+        let line = |rank| {
+            let local_rank = LocalRank(rank - 1);
+            let device = WorkerDevice::cpu(local_rank);
+            let placement = Placement { rank: Rank(rank), role_rank: Rank(rank), local_rank, device };
+            let (path, argv) = wrapped_command_line(&spec, &placement);
+            let argv: Vec<String> = argv.into_iter().map(|word| word.into_string().unwrap()).collect();
+            (path.into_string().unwrap(), argv.join(" "))
+        };
+        let expected = |argv: &str| ("/usr/bin/numactl".to_owned(), argv.to_owned());
+        assert_eq!(line(2), expected("numactl -C 1 /opt/nsys -o r2@here /bin/true 2"));
+        assert_eq!(line(3), expected("numactl -C 2 /bin/true 3"));
+    }
+
+    #[test]
+    fn only_single_worker_is_not_told_of_its_job() {
+        let mut spec = LaunchSpec { workers: LocalWorldSize::ONE, ..example() };
+        for (distributed, workers, hides) in
+            [(Distributed::Always, 1, false), (Distributed::Auto, 1, true), (Distributed::Auto, 2, false)]
+        {
+            spec.options.distributed = distributed;
+            spec.workers = LocalWorldSize::new(workers).unwrap();
+            assert_eq!(!hidden_variables(&spec).is_empty(), hides, "{distributed:?} {workers}");
+        }
+        spec.workers = LocalWorldSize::ONE;
+        spec.rendezvous = RendezvousSpec::Static {
+            run_id: RunId("example".to_owned()),
+            addr: "th1".to_owned(),
+            port: 29_400,
+            named_by: None,
+            local_addr: None,
+            nodes: NodeCount::new(2).unwrap(),
+            node_rank: NodeRank(0),
+            times: RoundTimes::default(),
+        };
+        assert_eq!(hidden_variables(&spec), [""; 0]);
     }
 
     #[test]

@@ -100,6 +100,10 @@ impl World for System {
         }
     }
 
+    fn host_name(&self) -> String {
+        short_hostname()
+    }
+
     fn user_id(&self) -> u32 {
         rustix::process::getuid().as_raw()
     }

@@ -14,7 +14,7 @@ use clap_complete::env::Shells;
 use clap_complete::{Shell as ShellOfClap, generate};
 
 use super::help::TOPICS;
-use super::option::{Kind, LaunchOption, options};
+use super::option::{Kind, LaunchOption, letters, long_names, options};
 use super::subcommand;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::CliFlavor;
@@ -259,8 +259,10 @@ fn job_candidates(places: RuntimeFolders) -> Vec<CompletionCandidate> {
 
 /// Every name of an option.
 fn names(option: &Arg) -> Vec<String> {
-    let short = option.get_short().map(|letter| format!("-{letter}"));
-    short.into_iter().chain(option.spellings()).collect()
+    let short = letters(option).map(|letter| format!("-{letter}"));
+    let long =
+        long_names(option).flat_map(|long| [format!("--{long}"), format!("--{}", long.replace('-', "_"))]);
+    short.chain(long).collect()
 }
 
 /// The values that can be offered: the choices, or the lower-case words of a list such as `N|cpu|auto`.

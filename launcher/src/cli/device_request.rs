@@ -12,19 +12,22 @@ use super::python_text::parse_int;
 use super::resolve::refused;
 use super::scheduler::find_step;
 use super::settings::{Setting, Settings};
+use super::total_workers::own_share;
+use rankrun_core::device::cores::CoreSelection;
 use rankrun_core::device::selector::Selector;
 use rankrun_core::device::{DeviceChoice, DeviceType};
 use rankrun_core::device_assignment::{DeviceError, assign_devices};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
-use rankrun_core::spec::{CliFlavor, Unhealthy, Verbosity};
+use rankrun_core::spec::{CliFlavor, RendezvousSpec, Unhealthy, Verbosity};
 
 const WORKER_COUNT: Expected = Expected::new(
     "a number of workers from 1 to 4194304, `auto`, `cpu`, `gpu` or a type of device such as `xpu`",
     "4",
 )
 .advised(hint_for_workers);
+const CORES: Expected = Expected::new("`all` or a list of CPUs such as `0-3,8`", "0-3");
 const PROBE_LIMIT: Expected = Expected::new("a number of seconds from 0.1 up", "30");
 
 /// The largest number of processes on Linux (`PID_MAX_LIMIT`).
@@ -40,11 +43,12 @@ const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// An option cannot be read, or the request does not fit this machine.
 pub(super) fn resolve_devices(
     settings: &Settings<'_>,
+    rendezvous: &RendezvousSpec,
     verbosity: Verbosity,
     notices: &mut Vec<Notice>,
 ) -> Result<(DeviceRequest, DeviceChoice), CliError> {
     let cli_flavor = settings.cli_flavor;
-    let request = read_request(settings).map_err(|error| in_words_of(error, cli_flavor))?;
+    let request = read_request(settings, rendezvous).map_err(|error| in_words_of(error, cli_flavor))?;
     let facts = settings.facts;
     let discover = |scope| facts.discover(scope, request.probe_timeout);
     let cuda_order = || facts.world().cuda_order(request.probe_timeout);
@@ -59,12 +63,15 @@ pub(super) fn resolve_devices(
     Ok((request, choice))
 }
 
-fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
+fn read_request(settings: &Settings<'_>, rendezvous: &RendezvousSpec) -> Result<DeviceRequest, CliError> {
     let args = &settings.args;
     let probe_timeout = probe_timeout(settings.get(&args.probe_timeout))?;
     let exclude = with_value(settings.get(&args.exclude_unhealthy), Unhealthy::Exclude);
     let check = exclude.or_else(|| with_value(settings.get(&args.check_devices), Unhealthy::Refuse));
-    let worker_count = read_worker_count(settings)?;
+    let worker_count = match own_share(settings, rendezvous)? {
+        Some(share) => WorkerCount::Number(share),
+        None => read_worker_count(settings)?,
+    };
     let node_tasks =
         Some(settings.facts).filter(|_| worker_count == WorkerCount::Default).and_then(node_tasks);
     Ok(DeviceRequest {
@@ -74,6 +81,7 @@ fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
         order: settings.get(&args.device_order),
         visibility: settings.get(&args.device_visibility),
         binding: settings.get(&args.torchrun.numa_binding),
+        bind_cores: read_bind_cores(settings)?,
         check,
         oversubscribe: settings.get(&args.oversubscribe).map(|flag| flag.origin),
         virtual_local_rank: args.torchrun.virtual_local_rank.is_some(),
@@ -106,6 +114,14 @@ fn read_devices(settings: &Settings<'_>) -> Result<Option<Setting<(String, Selec
     match value.parse() {
         Ok(selector) => Ok(Some(Setting { origin, value: (value, selector) })),
         Err(error) => Err(DeviceError::Selector { origin, value, error }.into()),
+    }
+}
+
+fn read_bind_cores(settings: &Settings<'_>) -> Result<Option<Setting<(String, CoreSelection)>>, CliError> {
+    let Some(Setting { origin, value }) = settings.get(&settings.args.bind_cores) else { return Ok(None) };
+    match value.parse() {
+        Ok(selection) => Ok(Some(Setting { origin, value: (value, selection) })),
+        Err(_) => Err(refused(origin, value, CORES)),
     }
 }
 

@@ -95,7 +95,7 @@ SIGUSR1 and SIGUSR2 go on to the workers and stop nothing, unless --signals-to-h
 
 const DEVICES: &str = "
 Without --nproc-per-node there is one worker for each visible accelerator, or one worker where there
-is none. --devices 3,1 gives rank 0 device 3 and rank 1 device 1. An index is nvidia-smi's, or
+is none; -n, -np, --num-processes and --num-gpus are other names of it. --devices 3,1 gives rank 0 device 3 and rank 1 device 1. An index is nvidia-smi's, or
 counts within CUDA_VISIBLE_DEVICES and its like where they are set. Workers see the whole list and
 take their LOCAL_RANK; where a vendor's variable has no order, each sees its own device alone.
 ";

@@ -43,7 +43,9 @@ mod stop;
 mod subcommand;
 mod suggest;
 mod torchrun;
+mod total_workers;
 mod values;
+mod wrap;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -5,7 +5,7 @@
 //! option without a glued value takes the next word only if it does not look like an option, and unknown options
 //! are collected until the end. The rules are those of Python 3.11, with one kindness: words behind the entrypoint are
 //! never looked at. Under our own name an abbreviation that fits several spellings of one option is accepted too, and
-//! `-master_addr` is a misspelt option.
+//! `-master_addr` is a misspelt option; an option may have aliases there, which are never abbreviated.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,7 +13,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use clap::{Arg, ArgAction, Command};
 
 use super::error::UsageError;
-use super::option::{Kind, LaunchOption, is_torchruns};
+use super::option::{Kind, LaunchOption, MPIRUN_WORKER_COUNT, is_torchruns, letters, long_names};
 use super::python_text::ascii_digits;
 
 /// A command line that argparse refuses.
@@ -113,6 +113,9 @@ impl<'a> ArgvReader<'a> {
             if let Some(arg) = self.find_long(name, word)? {
                 return Ok(Word::Long { arg, value });
             }
+        } else if let Some(value) = self.value_for_mpirun(bytes) {
+            let arg = self.find_long(b"--nproc-per-node", word)?;
+            return Ok(arg.map_or(Word::Unknown(word), |arg| Word::Long { arg, value }));
         } else if !self.is_torchrun() && self.has_one_dash_too_few(bytes) {
             return Ok(Word::Unknown(word));
         } else if self.find_short(*letter).is_some() {
@@ -130,7 +133,7 @@ impl<'a> ArgvReader<'a> {
             return Ok(Some(arg.0));
         }
         let candidates: Vec<(&'static Arg, String)> = long_args(self.command)
-            .filter(|(arg, _)| self.can_be_abbreviated(arg))
+            .filter(|(arg, long)| self.can_be_abbreviated(arg) && *long == arg.long_name())
             .flat_map(|(arg, _)| arg.spellings().into_iter().map(move |spelling| (arg, spelling)))
             .filter(|(_, spelling)| spelling.as_bytes().starts_with(name))
             .collect();
@@ -149,14 +152,27 @@ impl<'a> ArgvReader<'a> {
         }
     }
 
-    /// `-master_addr`: short options with such letters behind them are never meant.
+    /// `-master_addr`, and `-npernode` of mpirun: short options with such letters behind them are never meant.
     fn has_one_dash_too_few(&self, word: &[u8]) -> bool {
+        if matches!(word, [b'-', b'n', b'a'..=b'z', ..]) {
+            return true;
+        }
         let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
         name.len() > 2 && long_args(self.command).any(|(_, long)| is_spelling(long, &name[1..]))
     }
 
     fn find_short(&self, letter: u8) -> Option<&'static Arg> {
-        self.command.get_arguments().find(|arg| arg.get_short() == Some(char::from(letter)))
+        self.command.get_arguments().find(|arg| letters(arg).any(|known| known == char::from(letter)))
+    }
+
+    /// The glued value, if any, of `-np`, `-np=2` and `-np2`: not `-n` with the value `p`.
+    fn value_for_mpirun<'w>(&self, word: &'w [u8]) -> Option<Option<&'w OsStr>> {
+        let behind = word.strip_prefix(MPIRUN_WORKER_COUNT.as_bytes()).filter(|_| !self.is_torchrun())?;
+        match behind {
+            [] => Some(None),
+            [b'=', value @ ..] | value @ [b'0'..=b'9', ..] => Some(Some(OsStr::from_bytes(value))),
+            _ => None,
+        }
     }
 
     /// One option with the value that is glued to it, or with the next word as its value.
@@ -267,7 +283,7 @@ impl<'a> ArgvReader<'a> {
 }
 
 fn long_args(command: &'static Command) -> impl Iterator<Item = (&'static Arg, &'static str)> {
-    command.get_arguments().filter_map(|arg| Some((arg, arg.get_long()?)))
+    command.get_arguments().flat_map(|arg| long_names(arg).map(move |long| (arg, long)))
 }
 
 /// Whether a name is the long one, in all hyphens or in all underscores.

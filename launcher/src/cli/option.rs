@@ -243,7 +243,12 @@ static TORCHRUN: LazyLock<Command> =
 static RANKRUN: LazyLock<Command> = LazyLock::new(|| {
     let command = Command::new("rankrun").no_binary_name(true).version(env!("CARGO_PKG_VERSION"));
     with_flags(RankrunArgs::augment_args(command))
+        .mut_arg("nproc_per_node", |arg| arg.visible_aliases(WORKER_COUNT_ALIASES).visible_short_alias('n'))
 });
+/// Other launchers' long names of `--nproc-per-node`, under our own name.
+const WORKER_COUNT_ALIASES: [&str; 2] = ["num-processes", "num-gpus"];
+/// mpirun's word for `--nproc-per-node`: a short name of two letters, which clap does not have.
+pub(super) const MPIRUN_WORKER_COUNT: &str = "-np";
 /// The options that may be typed under this name, for clap.
 pub(super) fn command(cli_flavor: CliFlavor) -> &'static Command {
     match cli_flavor {
@@ -274,6 +279,16 @@ pub(super) fn options(cli_flavor: CliFlavor) -> impl Iterator<Item = &'static Ar
 /// The option of this long name.
 pub(super) fn find_option(long: &str) -> Option<&'static Arg> {
     RANKRUN.get_arguments().find(|arg| arg.get_long() == Some(long))
+}
+
+/// Every long name of an option: its own, then its aliases.
+pub(super) fn long_names(option: &Arg) -> impl Iterator<Item = &str> {
+    option.get_long().into_iter().chain(option.get_visible_aliases().unwrap_or_default())
+}
+
+/// Every letter of an option: its own, then its aliases.
+pub(super) fn letters(option: &Arg) -> impl Iterator<Item = char> {
+    option.get_short().into_iter().chain(option.get_visible_short_aliases().unwrap_or_default())
 }
 
 /// Whether the option of this command is one of torchrun's.

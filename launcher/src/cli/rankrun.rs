@@ -86,6 +86,15 @@ pub(super) struct RankrunArgs {
     /// Start all workers but this local rank, and say how to start that one by hand, as in a debugger
     #[arg(long, value_name = "RANK", help_heading = WORKERS)]
     pub(super) leave_out: Option<OptionValue<i128>>,
+    /// Workers over all nodes: each node has an equal share, and the first ones one more where N cannot be divided;
+    /// instead of --nproc-per-node, and for a fixed number of nodes
+    #[arg(long, value_name = "N", help_heading = WORKERS)]
+    pub(super) total_workers: Option<OptionValue<i128>>,
+    /// Start the program of these ranks by a command, as in 0:'nsys profile -o r%r', with RANKS as in 0,2 or 0-3 or all;
+    /// %r is the rank, %l the local rank, %h the host name, %% a percent sign. May be repeated; in a variable or a file
+    /// one stands on each line
+    #[arg(long, value_name = "RANKS:COMMAND", help_heading = WORKERS)]
+    pub(super) wrap: Option<OptionValue<String>>,
     /// Which accelerators, in the order of the ranks: indices as in 3,1, ranges 0-3, exclusions -2, UUIDs or their
     /// beginnings, MIG devices 1:0, PCI addresses; `idle` the unused ones, `none` the CPUs [default: all that are
     /// visible]
@@ -105,6 +114,10 @@ pub(super) struct RankrunArgs {
     /// Let several workers share a device where there are more workers than devices
     #[arg(long, help_heading = DEVICES)]
     pub(super) oversubscribe: Option<OptionValue<Flag>>,
+    /// Share these CPUs evenly among the workers, as in 1,3-5,7, or one CPU of each physical core that the launcher may
+    /// use; OMP_NUM_THREADS, unless set, is the number for each worker [default: not bound]
+    #[arg(long, value_name = "all|LIST", help_heading = DEVICES)]
+    pub(super) bind_cores: Option<OptionValue<String>>,
     /// Look at the health of the devices before the start and after a failure; a dead one is named and refused
     #[arg(long, help_heading = DEVICES)]
     pub(super) check_devices: Option<OptionValue<Flag>>,

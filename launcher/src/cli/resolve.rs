@@ -31,6 +31,7 @@ use super::settings::{CommandLine, Setting, Settings, flag_is_not_integer};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
+use super::wrap::resolve_wrappers;
 use rankrun_core::device_assignment::{device_lines, omp_notice};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::{IgnoredBecause, Notice};
@@ -67,12 +68,13 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     let signals = resolve_signals(settings, &mut notices)?;
     let events = resolve_events(settings)?;
     refuse_logs_specs(settings)?;
-    let (device_request, devices) = resolve_devices(settings, verbosity, &mut notices)?;
+    let (device_request, devices) = resolve_devices(settings, &rendezvous, verbosity, &mut notices)?;
     let workers = devices.worker_count();
     let stdin = resolve_stdin(settings, workers)?;
     let restart = resolve_restart(settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
     let left_out = resolve_left_out(settings, workers)?;
+    let wrappers = resolve_wrappers(settings, workers, rendezvous.nodes().max)?;
     let role =
         settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(settings, workers, &mut notices)?;
@@ -108,6 +110,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         external_worker: left_out,
         nesting,
+        wrappers,
         options: settings.args.independent.clone(),
     };
     Ok(Launch { spec, verbosity, notices })

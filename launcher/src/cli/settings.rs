@@ -347,6 +347,16 @@ impl Settings<'_> {
         Some(self.counting(long).filter(|written| !written.is_off())?.setting.clone())
     }
 
+    /// The values of an option that may be repeated, in their order: all typed ones, else the one that counts.
+    pub(super) fn every(&self, long: &str) -> Vec<&Setting<OsString>> {
+        let of_option = self.given.iter().filter(|written| written.option.long_name() == long);
+        let mut found: Vec<_> = of_option.map(|written| &written.setting).collect();
+        let typed = found.iter().take_while(|setting| matches!(setting.origin, Origin::Option(_))).count();
+        found.truncate(typed.max(1));
+        found.reverse();
+        found
+    }
+
     /// How often an option stands on the command line.
     pub(super) fn typed_count(&self, long: &'static str) -> usize {
         self.given.iter().filter(|written| written.setting.origin == Origin::Option(long)).count()

@@ -6,7 +6,7 @@ use strsim::osa_distance;
 
 use super::help;
 use super::nesting::is_inside_worker;
-use super::option::{LaunchOption, find_option, options};
+use super::option::{LaunchOption, find_option, long_names, options};
 use super::subcommand::{self, options_of};
 use clap::{Arg, Command};
 use rankrun_core::facts::Facts;
@@ -30,19 +30,15 @@ const FOR_TESTS: [&str; 5] =
 
 /// Options of accelerate, deepspeed, mpirun, srun and their like, without dashes and with hyphens, and our word for each.
 const FOREIGN: &[(&[&str], &str)] = &[
-    (&["n", "np", "ntasks", "num-proc", "num-procs", "num-workers", "nproc", "workers"], NPROC),
-    (&["gpus", "gpus-per-node", "ngpus", "npernode", "ntasks-per-node", "num-gpus", "ppn"], NPROC),
-    (
-        &["num-processes"],
-        "`--nproc-per-node N` says how many workers run on this node (accelerate counts those of all nodes)",
-    ),
+    (&["ntasks", "num-proc", "num-procs", "num-workers", "nproc", "workers"], NPROC),
+    (&["gpus", "gpus-per-node", "ngpus", "npernode", "ntasks-per-node", "ppn"], NPROC),
     (&["N", "nodes", "num-machines", "num-nodes"], "`--nnodes N` says how many nodes the job has"),
     (
         &["elastic-training", "max-elastic-nodes", "min-elastic-nodes"],
         "`--nnodes MIN:MAX` makes a job elastic",
     ),
     (&["machine-rank", "rank"], "`--node-rank N` says which node this is"),
-    (&["world-size"], "the number of workers follows from `--nnodes N` and `--nproc-per-node N`"),
+    (&["world-size"], "`--total-workers N` says how many workers run on all nodes"),
     (&["numactl"], "`--numa-binding node` binds each worker to the CPUs near its device"),
     (&["main-process-ip", "master-ip"], "`--master-addr HOST` names the node with rank 0"),
     (&["main-process-port"], "`--master-port PORT` is the port of the node with rank 0"),
@@ -78,9 +74,10 @@ const FOREIGN: &[(&[&str], &str)] = &[
     (&["use-env"], "leave it out: every worker has `LOCAL_RANK` in its environment"),
     (&["no-local-rank"], "leave it out: arguments get a local rank only where they say `${local_rank}`"),
     (
-        &["bind-cores-to-rank", "bind-to", "cpu-bind", "map-by"],
-        "`--numa-binding node` binds each worker to CPUs near its device",
+        &["bind-core-list", "bind-cores-to-rank"],
+        "`--bind-cores all` or `--bind-cores LIST` shares the cores of this node among its workers",
     ),
+    (&["bind-to", "cpu-bind", "map-by"], "`--numa-binding node` binds each worker to CPUs near its device"),
     (&["x"], "workers inherit the environment: write `NAME=VALUE rankrun ...`"),
     (&["tag-output"], "`--tee 3` puts the rank in front of each line"),
     (&["o", "output"], "`--redirects 3 --log-dir DIR` writes the output of each worker to files"),
@@ -145,13 +142,17 @@ fn answer_to_option(word: &str) -> Option<String> {
     if let Some((_, ours)) = FOREIGN.iter().find(|(names, _)| names.contains(&name.as_str())) {
         return Some((*ours).to_owned());
     }
-    let meant = similar_names(&name, options(CliFlavor::Rankrun).map(LaunchOption::long_name));
+    let meant = similar_names(&name, options(CliFlavor::Rankrun).flat_map(long_names));
     let meant: Vec<String> = meant.iter().map(|name| format!("`--{name}`")).collect();
     did_you_mean(&meant)
 }
 
 /// The long name of our option for another launcher's, where one option alone says the same.
 pub(super) fn option_for_foreign(name: &str) -> Option<&'static str> {
+    let has_alias = |option: &&'static Arg| long_names(option).skip(1).any(|alias| alias == name);
+    if let Some(option) = options(CliFlavor::Rankrun).find(has_alias) {
+        return Some(option.long_name());
+    }
     let (_, answer) = FOREIGN.iter().find(|(names, _)| names.contains(&name))?;
     let word = answer.strip_prefix("`--")?.split([' ', '`']).next()?;
     options(CliFlavor::Rankrun).map(LaunchOption::long_name).find(|long| *long == word)

@@ -29,6 +29,18 @@ fn machine_without_gpu_starts_one_worker() {
 }
 
 #[test]
+fn names_of_other_launchers_count_workers_of_this_node() {
+    for words in [&["-n", "2"][..], &["-n2"], &["-np", "2"], &["--num-processes", "2"], &["--num_gpus=2"]] {
+        let launch = Launch::new(Name::Rankrun).args(["--standalone", "--device-type", "cpu", "-n", "3"]);
+        let outcome = launch.args(words.iter().copied()).worker(["alive"]).run();
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.lines_with("alive rank=").len(), 2, "{words:?}\n{outcome}");
+    }
+    let outcome = Launch::new(Name::Torchrun).args(["-np", "2", "train.py"]).run();
+    outcome.expect_exit_code(2).expect_stderr("error: unrecognized arguments: -np");
+}
+
+#[test]
 fn nproc_gpu_or_auto_counts_gpus() {
     if !is_rankrun() {
         return;

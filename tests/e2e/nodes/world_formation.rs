@@ -75,6 +75,28 @@ fn hosts_with_different_worker_counts_form_one_world() {
     });
 }
 
+#[test]
+fn total_workers_are_shared_with_remainder_on_first_node() {
+    if is_torchrun() {
+        return;
+    }
+    let Some(fleet) = Fleet::start(2) else { return };
+    for is_static in [true, false] {
+        let own = |host: usize| {
+            let rank = host - 1;
+            let launch = match is_static {
+                true => static_launch(Name::Rankrun, "th1", 2, rank),
+                false => c10d(Name::Rankrun, ENDPOINT, "2").args(["--node-rank", &rank.to_string()]),
+            };
+            fleet.on(host, launch.args(["--total-workers", "5"]).worker(STEPS)).start()
+        };
+        let outcomes = assert_all_succeed([1, 2].map(own));
+        let of = |(rank, node)| format!("{rank} of 5, node {node} of 2");
+        assert_eq!(placements_of(&outcomes), [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)].map(of));
+        fleet.is_empty();
+    }
+}
+
 /// Rank 0 is not where the store is: the addresses decide, unless node ranks are given, which torchrun ignores.
 #[test]
 fn store_host_may_differ_from_rank_0() {

@@ -15,7 +15,7 @@ const CRATES: [(&str, &str); 4] = [
 ];
 
 /// What the pure crate may link: data and text, no system call.
-const WITHOUT_IO: [&str; 10] = [
+const WITHOUT_IO: [&str; 11] = [
     "rankrun-contract",
     "base64",
     "bytesize",
@@ -25,6 +25,7 @@ const WITHOUT_IO: [&str; 10] = [
     "memchr",
     "serde",
     "serde_json",
+    "shlex",
     "thiserror",
     // The type alone: the feature that makes random ones is the host's.
     "uuid",

@@ -69,8 +69,9 @@ pub const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 /// The same for TensorPipe, which carries torch's RPC.
 pub const TENSORPIPE_INTERFACE: &str = "TP_SOCKET_IFNAME";
 
-/// Without any of these no launcher is at work. The other names above are of use outside of one, too.
-const LAUNCHER_VARIABLES: [&str; 16] = [
+/// Without any of these a process is a world of one. The other names above are of use outside of a job, too; those of
+/// rankrun alone stand in a worker that is not told of its job (`--distributed auto`).
+const LAUNCHER_VARIABLES: [&str; 12] = [
     RANK,
     LOCAL_RANK,
     WORLD_SIZE,
@@ -83,10 +84,26 @@ const LAUNCHER_VARIABLES: [&str; 16] = [
     MAX_RESTARTS,
     RUN_ID,
     USE_AGENT_STORE,
-    JOB,
-    GENERATION,
-    ROUND,
-    DEVICE,
+];
+
+/// What tells a worker of its job: torchrun's variables but for [`ERROR_FILE`], which is of use to a single process.
+pub const DISTRIBUTED_VARIABLES: [&str; 16] = [
+    RANK,
+    LOCAL_RANK,
+    WORLD_SIZE,
+    LOCAL_WORLD_SIZE,
+    GROUP_RANK,
+    GROUP_WORLD_SIZE,
+    ROLE_NAME,
+    ROLE_RANK,
+    ROLE_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    RESTART_COUNT,
+    MAX_RESTARTS,
+    RUN_ID,
+    USE_AGENT_STORE,
+    SIGNALS_TO_HANDLE,
 ];
 
 /// Where the workers find the store.

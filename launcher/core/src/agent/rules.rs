@@ -62,7 +62,8 @@ impl JobRules {
             restart: spec.restart.clone(),
             stop: spec.stop,
             leftovers: spec.leftovers,
-            start_timeout: spec.start_timeout,
+            // A worker that is not told of its job joins no store.
+            start_timeout: spec.start_timeout.filter(|_| spec.is_distributed()),
             time_limit: spec.time_limit,
             dstate_timeout: spec.dstate_timeout,
             stop_signals: spec.signals.stop.clone(),

@@ -9,6 +9,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rankrun_contract::rank::Rank;
+
 use crate::spec::stop::StopTarget;
 use crate::spec::{Entrypoint, LaunchSpec};
 
@@ -49,9 +51,15 @@ impl ProgramFile {
     }
 }
 
-/// The processes of a worker that get a signal to stop. `image` is the file that its process executes.
+/// The processes of a worker that get a signal to stop. `image` is the file that its process executes. A rank with a
+/// wrapper is never signalled alone by `auto`: a wrapper in Python would look like the program.
 #[must_use]
-pub fn signal_scope(spec: &LaunchSpec, program: &ProgramFile, image: Option<&Path>) -> SignalScope {
+pub fn signal_scope(
+    spec: &LaunchSpec,
+    rank: Rank,
+    program: &ProgramFile,
+    image: Option<&Path>,
+) -> SignalScope {
     let is_training_program = |image| match program {
         ProgramFile::RustWorker(file) if file == image => true,
         ProgramFile::PythonCommand => false,
@@ -59,6 +67,7 @@ pub fn signal_scope(spec: &LaunchSpec, program: &ProgramFile, image: Option<&Pat
     };
     match spec.options.stop_target(spec.cli_flavor) {
         StopTarget::Rank => SignalScope::Rank,
+        StopTarget::Auto if spec.wrappers_of(rank).next().is_some() => SignalScope::Group,
         StopTarget::Auto if image.is_some_and(is_training_program) => SignalScope::Rank,
         StopTarget::Auto | StopTarget::Group => SignalScope::Group,
     }
@@ -80,7 +89,9 @@ mod tests {
     use super::*;
     use crate::spec::CliFlavor;
     use crate::spec::fake::example;
+    use crate::spec::wrap::Wrapper;
     use SignalScope::{Group, Rank};
+    use rankrun_contract::rank::Rank as GlobalRank;
 
     fn scope(
         target: Option<StopTarget>,
@@ -91,7 +102,21 @@ mod tests {
         let mut spec = example();
         spec.cli_flavor = cli_flavor;
         spec.options.stop_signal_to = target;
-        signal_scope(&spec, program, Some(Path::new(image)).filter(|image| !image.as_os_str().is_empty()))
+        let image = Some(Path::new(image)).filter(|image| !image.as_os_str().is_empty());
+        signal_scope(&spec, GlobalRank(0), program, image)
+    }
+
+    #[test]
+    fn auto_signals_the_group_of_a_wrapped_rank() {
+        let command = "1:env".parse().unwrap();
+        let wrapper = Wrapper { command, path: "/usr/bin/env".into(), host: String::new() };
+        let mut spec = LaunchSpec { wrappers: vec![wrapper], ..example() };
+        let scope = |spec: &_, rank| {
+            signal_scope(spec, GlobalRank(rank), &ProgramFile::Other, Some(Path::new("/usr/bin/python3")))
+        };
+        assert_eq!([0, 1].map(|rank| scope(&spec, rank)), [SignalScope::Rank, SignalScope::Group]);
+        spec.options.stop_signal_to = StopTarget::Rank;
+        assert_eq!(scope(&spec, 1), SignalScope::Rank);
     }
 
     #[test]

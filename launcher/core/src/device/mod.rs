@@ -19,6 +19,8 @@
 
 pub mod affinity;
 pub mod choice;
+pub mod cores;
+pub mod cpu_list;
 pub(crate) mod cpu_reason;
 mod device_choice;
 #[cfg(any(test, feature = "fakes"))]

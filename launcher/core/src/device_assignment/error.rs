@@ -4,6 +4,7 @@ use rankrun_contract::rank::LocalRank;
 
 use crate::device::affinity::AffinityError;
 use crate::device::choice::ChoiceError;
+use crate::device::cores::CoreError;
 use crate::device::selector::{SelectorError, display_value};
 use crate::device::{ProbeProblem, ProbeProblemKind};
 use crate::spec::setting::Origin;
@@ -115,6 +116,16 @@ pub enum DeviceError {
         /// Why.
         error: AffinityError,
     },
+    /// `--bind-cores`
+    #[error("{origin} is `{value}`, and {error}")]
+    Cores {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value.
+        value: String,
+        /// Why not.
+        error: CoreError,
+    },
 }
 
 impl DeviceError {
@@ -157,6 +168,15 @@ impl DeviceError {
             }
             Self::TooFewDevices { .. } => {
                 "list a device for each worker, or start fewer with `--nproc-per-node`".to_owned()
+            }
+            Self::Cores { error: CoreError::TooFew { .. }, .. } => {
+                "name more cores, or start fewer workers with `--nproc-per-node`".to_owned()
+            }
+            Self::Cores { error: CoreError::Missing { .. }, .. } => {
+                "`rankrun topo` shows the CPUs of this machine".to_owned()
+            }
+            Self::Cores { error: CoreError::Forbidden { .. }, .. } => {
+                "name others, or let the launcher use it (`taskset`, the cpuset of its container)".to_owned()
             }
             Self::Binding { error: AffinityError::NoDevice { .. }, .. } => {
                 "start one worker for each device, or run without binding".to_owned()

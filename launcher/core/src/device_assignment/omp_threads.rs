@@ -2,35 +2,35 @@
 
 use std::collections::BTreeSet;
 
-use super::NodeFacts;
+use super::Assigner;
 use crate::device::{DeviceChoice, WorkerDevice};
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 
 const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 
-/// Threads of each worker, if several workers share the CPUs and the user did not set the variable.
-pub(super) fn default_omp_threads(
-    cli_flavor: CliFlavor,
-    workers: &[WorkerDevice],
-    node: &NodeFacts<'_>,
-) -> Option<u32> {
-    if workers.len() == 1 || node.variable(OMP_VARIABLE).is_some() {
-        return None;
+impl Assigner<'_> {
+    /// Threads of each worker, if several workers share the CPUs or the user shares the cores among them, and the user
+    /// did not set the variable.
+    pub(super) fn default_omp_threads(&self, workers: &[WorkerDevice]) -> Option<u32> {
+        let has_cores = self.request.bind_cores.is_some();
+        if (workers.len() == 1 && !has_cores) || self.node.variable(OMP_VARIABLE).is_some() {
+            return None;
+        }
+        Some(match self.cli_flavor {
+            CliFlavor::Torchrun if !has_cores => 1,
+            CliFlavor::Torchrun | CliFlavor::Rankrun => cpu_share(workers, self.node.cpu_count).1,
+        })
     }
-    Some(match cli_flavor {
-        CliFlavor::Torchrun => 1,
-        CliFlavor::Rankrun => cpu_share(workers, node.cpu_count).1,
-    })
 }
 
 /// The line about [`DeviceChoice::omp_threads`].
 #[must_use]
 pub fn omp_notice(cli_flavor: CliFlavor, choice: &DeviceChoice, cpu_count: usize) -> Option<Notice> {
-    let threads = choice.omp_threads?;
-    Some(match cli_flavor {
-        CliFlavor::Torchrun => Notice::SingleOmpThread,
-        CliFlavor::Rankrun => {
+    let threads = choice.omp_threads.filter(|_| choice.workers.len() > 1)?;
+    Some(match (cli_flavor, threads) {
+        (CliFlavor::Torchrun, 1) => Notice::SingleOmpThread,
+        _ => {
             let (cpus, _) = cpu_share(&choice.workers, cpu_count);
             Notice::OmpThreads { threads, cpus, workers: choice.worker_count() }
         }

@@ -198,6 +198,10 @@ impl World for FakeWorld {
         false
     }
 
+    fn host_name(&self) -> String {
+        "here".to_owned()
+    }
+
     fn user_id(&self) -> u32 {
         1000
     }

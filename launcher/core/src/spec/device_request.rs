@@ -8,6 +8,7 @@ use rankrun_contract::rank::LocalWorldSize;
 use super::setting::{Origin, Setting};
 use super::{CliFlavor, Unhealthy};
 use crate::device::affinity::NumaBinding;
+use crate::device::cores::CoreSelection;
 use crate::device::order::DeviceOrder;
 use crate::device::selector::Selector;
 use crate::device::{DeviceType, ProbeScope, Visibility};
@@ -30,6 +31,8 @@ pub struct DeviceRequest {
     pub visibility: Option<Setting<Visibility>>,
     /// `--numa-binding`
     pub binding: Option<Setting<NumaBinding>>,
+    /// `--bind-cores`: the value as it was written, and its meaning.
+    pub bind_cores: Option<Setting<(String, CoreSelection)>>,
     /// `--check-devices` and `--exclude-unhealthy`: the effect of a dead device; `None` without a check.
     pub check: Option<Setting<Unhealthy>>,
     /// `--oversubscribe`: several workers may share a device. The place that says so.
@@ -99,6 +102,7 @@ impl Default for DeviceRequest {
             order: None,
             visibility: None,
             binding: None,
+            bind_cores: None,
             check: None,
             oversubscribe: None,
             virtual_local_rank: false,

@@ -58,6 +58,7 @@ pub fn example() -> LaunchSpec {
         parent_error_file: None,
         external_worker: None,
         nesting: String::new(),
+        wrappers: Vec::new(),
         options: IndependentOptions::default(),
     }
 }

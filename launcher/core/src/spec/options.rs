@@ -6,7 +6,7 @@
 //! prints it (`Serialize`). Without the option the field has its `Default`.
 
 use crate::posix::Signal;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::CliFlavor;
@@ -17,6 +17,10 @@ use super::stop::StopTarget;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct IndependentOptions {
+    /// Whether workers are told of their job by RANK, WORLD_SIZE, MASTER_ADDR and their like: auto means not where the
+    /// job is one worker on one node, so that its program runs as without a launcher [default: always]
+    #[arg(long, help_heading = "Workers")]
+    pub distributed: Distributed,
     /// The signal that stops the workers, whatever signal the launcher got: as in INT, which Python raises as
     /// KeyboardInterrupt, so that a program can save and clean up; after --grace SIGKILL follows as ever [default: the
     /// one that the launcher got, else TERM]
@@ -28,6 +32,16 @@ pub struct IndependentOptions {
     /// the signal at its exit; SIGKILL ends the group [default: auto; as torchrun: group]
     #[arg(long, help_heading = "Stopping")]
     pub stop_signal_to: Option<StopTarget>,
+}
+
+/// Whether the workers get the variables of a distributed job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Distributed {
+    /// A single worker of one node does not.
+    Auto,
+    #[default]
+    Always,
 }
 
 impl IndependentOptions {
@@ -69,6 +83,10 @@ mod tests {
         for target in StopTarget::value_variants() {
             let word = target.to_possible_value().unwrap();
             assert_eq!(serde_json::to_value(target).unwrap(), word.get_name());
+        }
+        for distributed in Distributed::value_variants() {
+            let word = distributed.to_possible_value().unwrap();
+            assert_eq!(serde_json::to_value(distributed).unwrap(), word.get_name());
         }
     }
 }

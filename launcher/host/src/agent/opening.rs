@@ -52,13 +52,14 @@ fn opens_at_once(spec: &LaunchSpec) -> bool {
         && !resolves
         && spec.events != EventLog::Console
         && spec.logs.dir.folder().is_none_or(is_in_memory)
-        && is_local_with_own_loader(spec.entrypoint.program())
+        && spec.programs().all(is_local_with_own_loader)
 }
 
 /// The exec, for which the main thread waits, reads more of the program than the start, which was read before.
 fn are_files_in_memory(spec: &LaunchSpec, folder: Option<&Path>, step: &CallStep) -> bool {
     let is_local = |file: &PathBuf| is_on_local_disk(file);
-    folder.is_none_or(is_in_memory) && read_exec_files(spec.entrypoint.program(), step).iter().all(is_local)
+    folder.is_none_or(is_in_memory)
+        && spec.programs().all(|program| read_exec_files(program, step).iter().all(is_local))
 }
 
 fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {

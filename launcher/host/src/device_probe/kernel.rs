@@ -9,7 +9,6 @@ mod amd;
 #[cfg(target_os = "macos")]
 mod apple;
 mod ascend;
-mod cpu_list;
 mod cpus;
 mod habana;
 mod hwmon;
@@ -22,8 +21,6 @@ mod tree;
 
 use std::io::ErrorKind;
 use std::path::Path;
-
-pub(crate) use cpu_list::parse_cpu_list;
 
 use pci::PciPath;
 use rankrun_core::device::{

@@ -110,6 +110,9 @@ fn usage_errors_match_argparse_messages() {
         ("--stdi all x.py", "unrecognized arguments: --stdi"),
         ("--grace 1 x.py", "unrecognized arguments: --grace"),
         ("-v x.py", "unrecognized arguments: -v"),
+        ("-n 2 x.py", "unrecognized arguments: -n"),
+        ("-np 2 x.py", "unrecognized arguments: -np"),
+        ("--num-gpus 2 --num_processes 2 x.py", "unrecognized arguments: --num-gpus"),
         ("--version x.py", "unrecognized arguments: --version"),
         ("-mpkg", "argument -m/--module: ignored explicit argument 'pkg'"),
         ("-m=1 x", "argument -m/--module: ignored explicit argument '1'"),
@@ -239,6 +242,17 @@ fn rankrun_accepts_only_unique_abbreviations() {
         ("--devices=-2,-3 x.py", "devices=-2,-3 | x.py"),
         ("--devices - x.py", "devices=- | x.py"),
         ("--devices= x.py", "devices= | x.py"),
+        ("-n 2 x.py -n 3", "nproc-per-node=2 | x.py -n 3"),
+        ("-n2 x.py", "nproc-per-node=2 | x.py"),
+        ("-n=2 x.py", "nproc-per-node=2 | x.py"),
+        ("-vn2 x.py", "verbose nproc-per-node=2 | x.py"),
+        ("-np 2 x.py", "nproc-per-node=2 | x.py"),
+        ("-np=2 x.py", "nproc-per-node=2 | x.py"),
+        ("-np2 x.py", "nproc-per-node=2 | x.py"),
+        ("-n auto x.py", "nproc-per-node=auto | x.py"),
+        ("--num-processes 2 x.py", "nproc-per-node=2 | x.py"),
+        ("--num_gpus=2 x.py", "nproc-per-node=2 | x.py"),
+        ("--nproc-per-node 2 -n 3 x.py", "nproc-per-node=2 nproc-per-node=3 | x.py"),
     ] {
         assert_eq!(summary(CliFlavor::Rankrun, typed).as_deref(), Ok(read), "`{typed}`");
     }
@@ -256,6 +270,12 @@ fn rankrun_accepts_only_unique_abbreviations() {
         ),
         ("--stdin two x.py", "`--stdin` is `two`, which is not a local rank, `all` or `none`"),
         ("--restart-factor soon x.py", "`--restart-factor` is `soon`, which is not a number"),
+        ("-n x.py", "there is no entrypoint to run: `x.py` is read as the value of `--nproc-per-node`"),
+        ("-np --quiet x.py", "`--nproc-per-node` needs a value"),
+        ("-nproc-per-node 2 x.py", "unknown option `-nproc-per-node`"),
+        ("-npernode 2 x.py", "unknown option `-npernode`"),
+        ("--num-proc 2 x.py", "unknown option `--num-proc`"),
+        ("--num_-gpus 2 x.py", "unknown option `--num_-gpus`"),
     ] {
         let error = parse(CliFlavor::Rankrun, &words(typed)).unwrap_err().to_string();
         assert!(error.starts_with(message), "`{typed}`: {error}");

@@ -15,7 +15,9 @@ use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
 use rankrun_core::worker_command::WorkerCommand;
-use rankrun_core::worker_command::{GenerationContext, split_entry, worker_command, worker_environment};
+use rankrun_core::worker_command::{
+    GenerationContext, hidden_variables, split_entry, worker_command, worker_environment,
+};
 use rankrun_host::error::LaunchError;
 use rankrun_host::logs::tree::Attempt;
 use rankrun_host::system::short_hostname;
@@ -79,7 +81,9 @@ impl LaunchPlan<'_> {
     fn removed_variables(&self, device: &WorkerDevice) -> Vec<&'static str> {
         let variables = device.variables.iter();
         let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());
-        taken.map(|(name, _)| *name).collect()
+        let hidden = hidden_variables(self.spec).iter().copied();
+        let hidden = hidden.filter(|name| self.facts.variable(name).is_some());
+        taken.map(|(name, _)| *name).chain(hidden).collect()
     }
 
     /// The last `ours` variables are the launcher's; the rest is inherited unchanged.

@@ -103,6 +103,8 @@ pub(super) struct SettingOrigins<'a> {
 }
 
 const DEFAULT_PREFIX: &str = "[${role_name}${local_rank}]:";
+/// The options that count the workers of this node.
+const WORKER_COUNT: [&str; 2] = ["nproc-per-node", "total-workers"];
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 fn time(time: Duration) -> String {
@@ -189,7 +191,7 @@ impl SettingOrigins<'_> {
     /// Where the value of a variable that the launcher sets was given.
     pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
-            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&["nproc-per-node"]),
+            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&WORKER_COUNT),
             GROUP_WORLD_SIZE => self.origin_of(&["nnodes"]),
             GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
                 self.origin_of(&["node-rank"])
@@ -208,7 +210,8 @@ impl SettingOrigins<'_> {
             ERROR_FILE => self.log_dir().0,
             SIGNALS_TO_HANDLE => self.origin_of(&["signals-to-handle"]),
             name if is_device_variable(name) => self.origin_of(&DEVICE_OPTIONS),
-            "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
+            "OMP_NUM_THREADS" => self.origin_of(&["bind-cores"]),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
             _ => SettingOrigin::Launcher,
         }
     }
@@ -233,7 +236,7 @@ impl SettingOrigins<'_> {
             self.option("rdzv-id", Some(spec.rendezvous.run_id().0.clone()))
         };
         let mut settings = vec![
-            self.option("nproc-per-node", Some(spec.workers.to_string())),
+            self.line("nproc-per-node", Some(spec.workers.to_string()), &WORKER_COUNT, &[]),
             self.option("max-restarts", Some(spec.max_restarts.to_string())),
             self.option("role", Some(spec.role.clone())),
             run_id,
@@ -246,6 +249,7 @@ impl SettingOrigins<'_> {
         settings.extend(self.shutdown_settings());
         settings.extend(self.independent_options());
         settings.push(self.option("stdin", Some(stdin(spec.stdin))));
+        settings.push(self.wrappers());
         settings.extend(self.device_settings());
         settings.push(self.with_variable(self.option("verbose", None), "LOGLEVEL"));
         for option in &self.origins.options {
@@ -366,6 +370,15 @@ impl SettingOrigins<'_> {
             self.line(name.clone(), value, &[&name], &[])
         };
         options.into_iter().map(line).collect()
+    }
+
+    /// Each wrapper of the command line counts.
+    fn wrappers(&self) -> SettingLine {
+        let wrappers = &self.spec.wrappers;
+        let texts: Vec<String> = wrappers.iter().map(|wrapper| wrapper.command.to_string()).collect();
+        let mut line = self.option("wrap", (!texts.is_empty()).then(|| texts.join("; ")));
+        line.overrides.retain(|place| *place != line.source);
+        line
     }
 
     fn parent_error_file(&self) -> Option<SettingLine> {

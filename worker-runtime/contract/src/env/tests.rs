@@ -69,10 +69,16 @@ fn missing_variable_is_named() {
 
 #[test]
 fn launched_worker_without_rank_or_world_size_is_error() {
-    for mark in [RUN_ID, JOB] {
-        let vars = HashMap::from([(mark, OsString::from("x"))]);
-        assert_eq!(parse_env(&vars), Err(EnvError::Missing { name: RANK }));
-    }
+    let vars = HashMap::from([(RUN_ID, OsString::from("x"))]);
+    assert_eq!(parse_env(&vars), Err(EnvError::Missing { name: RANK }));
+}
+
+#[test]
+fn worker_that_is_not_told_of_its_job_is_none() {
+    let mut vars: HashMap<_, _> = worker_env(0, 1).to_vars().into_iter().collect();
+    vars.retain(|name, _| !DISTRIBUTED_VARIABLES.contains(name));
+    assert!(vars.contains_key(JOB) && vars.contains_key(ERROR_FILE));
+    assert_eq!(parse_env(&vars), Ok(None));
 }
 
 #[test]

@@ -38,10 +38,11 @@ pub(in crate::agent) struct GenerationFolders {
 
 impl FolderRequest {
     pub(super) fn make(self, step: &CallStep) -> Result<GenerationFolders, LogError> {
-        let program = self.spec.entrypoint.program();
-        read_exec_files(program, step);
+        for program in self.spec.programs() {
+            read_exec_files(program, step);
+        }
         let program = if ProgramFile::is_needed(&self.spec) {
-            program_file::look_at_program(program)
+            program_file::look_at_program(self.spec.entrypoint.program())
         } else {
             ProgramFile::Other
         };

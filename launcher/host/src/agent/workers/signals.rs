@@ -1,7 +1,7 @@
 //! Signals to the workers of this node: to the rank alone, or to its process group. `rankrun_core` decides which
 //! (`agent::signal_scope`), by facts that are read here.
 
-use rankrun_contract::rank::{Generation, LocalRank};
+use rankrun_contract::rank::{Generation, LocalRank, Rank};
 use rankrun_core::agent::message::Input;
 use rankrun_core::agent::signal_scope::{SignalScope, signal_scope};
 use rankrun_core::placement::WorkerId;
@@ -33,7 +33,9 @@ impl WorkerGroup {
 
     fn signal_scope(&self, local_rank: LocalRank) -> SignalScope {
         let image = self.pids.get(&local_rank).copied().and_then(image_of);
-        signal_scope(&self.spec, &self.program, image.as_deref())
+        let placement = self.placements.get(local_rank.index());
+        let rank = placement.map_or(Rank(local_rank.0), |placement| placement.rank);
+        signal_scope(&self.spec, rank, &self.program, image.as_deref())
     }
 
     /// Signals what is left of the process groups of these workers, which have ended. Where processes cannot be listed, the

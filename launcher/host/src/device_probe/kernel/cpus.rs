@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use rankrun_core::device::cpu_list::parse_cpu_list;
 use rankrun_core::device::{Cpu, CpuLayout, DeviceType, NumaNode};
 
+use crate::device_probe::kernel::KernelReport;
 use crate::device_probe::kernel::tree::Tree;
-use crate::device_probe::kernel::{KernelReport, parse_cpu_list};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";

@@ -105,3 +105,50 @@ fn bound_worker_line_names_cpus() {
     let launch = launch(eight(gpus(2)), "rankrun --numa-binding exclusive", &[("OMP_NUM_THREADS", "1")]);
     assert!(said(&launch)[0].ends_with(", by default, CPUs 0-1"), "{:?}", said(&launch));
 }
+
+/// Four cores of two threads: the CPUs 0 to 3, and 4 to 7.
+fn four_cores() -> FakeWorld {
+    let siblings: [&[u8]; 4] = [b"0,4\n", b"1,5\n", b"2,6\n", b"3,7\n"];
+    (0..8).zip(siblings.into_iter().cycle()).fold(eight(gpus(0)), |world, (cpu, siblings)| {
+        let folder = format!("/sys/devices/system/cpu/cpu{cpu}");
+        world.folder(&folder).file(&format!("{folder}/topology/thread_siblings_list"), siblings)
+    })
+}
+
+#[test]
+fn cores_are_shared_among_workers_with_their_omp_threads() {
+    for (line, expected, threads) in [
+        ("rankrun --device-type cpu -n 2 --bind-cores all", vec!["0-1", "2-3"], 2),
+        ("rankrun --device-type cpu -n 3 --bind-cores all", vec!["0", "1", "2"], 1),
+        ("rankrun --device-type cpu --bind-cores 1,3-5,7", vec!["1,3-5,7"], 5),
+        ("rankrun --nproc-per-node 2 --bind-cores 1,3-5,7", vec!["1,3", "4-5"], 2),
+    ] {
+        let launch = launch(four_cores(), line, &[]);
+        assert_eq!(bound(&launch), expected, "{line}");
+        assert_eq!(launch.spec.devices.omp_threads, Some(threads), "{line}");
+    }
+    let under_torchrun = [("RANKRUN_BIND_CORES", "all")];
+    let launched = launch(four_cores(), "torchrun --nproc-per-node 2", &under_torchrun);
+    assert_eq!(
+        (bound(&launched), launched.spec.devices.omp_threads),
+        (vec!["0-1".into(), "2-3".into()], Some(2))
+    );
+    let line = "rankrun --device-type cpu -n 2 --bind-cores all";
+    assert_eq!(launch(four_cores(), line, &[("OMP_NUM_THREADS", "7")]).spec.devices.omp_threads, None);
+}
+
+#[test]
+fn cores_that_cannot_be_bound_are_refused() {
+    for (options, message) in [
+        ("-n 5 --bind-cores all", "`--bind-cores` is `all`, and 5 workers cannot share 4 cores"),
+        ("--bind-cores 6-8", "`--bind-cores` is `6-8`, and this machine has no CPU 8"),
+        ("--bind-cores 3-1", "`--bind-cores` is `3-1`, which is not `all` or a list of CPUs"),
+        ("--bind-cores all --numa-binding node", "`--bind-cores` is `all`, and `--numa-binding` is `node`"),
+    ] {
+        let (code, text, hint) = refusal(four_cores(), &format!("rankrun --device-type cpu {options}"), &[]);
+        assert!(code == 1 && text.starts_with(message) && !hint.is_empty(), "{options}: {text}, {hint}");
+    }
+    let few = four_cores().allowed(&[0, 1]);
+    let (_, text, _) = refusal(few, "rankrun --device-type cpu --bind-cores 1-2", &[]);
+    assert_eq!(text, "`--bind-cores` is `1-2`, and CPU 2 may not be used here, only 0-1");
+}

@@ -52,7 +52,7 @@ impl SettingOrigins<'_> {
         };
         let mut settings = vec![list, self.option("device-type", kind), self.option("device-order", None)];
         settings.extend([visibility].into_iter().chain(second));
-        settings.extend([check, self.option("numa-binding", None)]);
+        settings.extend([check, self.option("numa-binding", None), self.option("bind-cores", None)]);
         settings.push(self.option("probe-timeout", Some(time(request.probe_timeout))));
         settings
     }

@@ -6,13 +6,13 @@ const MOST_CPUS: u32 = 8192;
 /// The text is not a list of CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a list of CPUs looks like `0-3,8,10-11`, with numbers below 8192")]
-pub(crate) struct CpuListError;
+pub struct CpuListError;
 
 /// The CPUs of a list, in ascending order, each once; an empty text is an empty list.
 ///
 /// # Errors
 /// The text is not a list, or has a number that no CPU can have.
-pub(crate) fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
+pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
     let text = text.trim();
     let items = text.split(',').filter(|_| !text.is_empty());
     let mut runs = items.map(parse_range).collect::<Result<Vec<_>, _>>()?;
@@ -44,8 +44,8 @@ fn number(text: &str) -> Result<u32, CpuListError> {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::device_probe::kernel::cpu_list::*;
-    use rankrun_core::device::affinity::format_ranges;
+    use super::*;
+    use crate::device::affinity::format_ranges;
 
     #[test]
     fn kernel_cpu_lists_are_parsed() {
