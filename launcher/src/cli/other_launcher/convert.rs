@@ -17,11 +17,12 @@ use std::ffi::OsString;
 
 use rankrun_core::facts::Facts;
 use rankrun_core::shell::split::{ShellWords, SplitError, split};
+use rankrun_core::spec::CliFlavor;
 
 use self::job::{HEAD_NODE, Job, NODES};
 use self::wrapped::{Launcher, Wrapped};
 use super::{OtherCommand, Translation, accelerate, deepspeed};
-use crate::cli::error::CliError;
+use crate::cli::error::{CliError, UsageError};
 use crate::cli::subcommand;
 
 /// Lines of the output are not longer, if their words allow it.
@@ -71,6 +72,10 @@ fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
         }
         _ => ShellWords::literal(texts),
     };
+    if let Some(word) = line.words.first().filter(|word| word.starts_with('-')) {
+        let error = UsageError::UnknownTo { command: "convert", word: word.clone() };
+        return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
+    }
     line.expansions.extend([HEAD_NODE, NODES].map(str::to_owned));
     if line.words.is_empty() {
         let example = "name it, as in `rankrun convert torchrun --nproc_per_node 2 train.py`";

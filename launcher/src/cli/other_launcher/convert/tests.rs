@@ -259,6 +259,7 @@ fn horovodrun_and_torchx_become_rankrun() {
 fn line_that_cannot_be_converted_is_refused_with_hint() {
     for (line, part, exit) in [
         ("", "no command line", 1),
+        ("--jsn torchrun x.py", "`rankrun convert` does not know `--jsn`", 2),
         ("foo train.py", "does not know the launcher `foo`", 1),
         ("uv run python train.py", "no launcher that `rankrun convert` knows behind `uv`", 1),
         ("python train.py", "`python` starts one process", 1),
