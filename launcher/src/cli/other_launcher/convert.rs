@@ -108,6 +108,7 @@ fn convert(line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
 
 fn convert_words(words: &[String], line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
     let Wrapped { assignments, prefix, launcher, python, rest } = wrapped::find(words)?;
+    let facts = &facts_of_launcher(&assignments, prefix, line, facts);
     let converted = match launcher {
         Launcher::Torchrun { is_old } => torchrun::convert(is_old, rest, &assignments, line)?,
         Launcher::Accelerate { is_launch } => {
@@ -130,6 +131,23 @@ fn convert_words(words: &[String], line: &ShellWords, facts: &Facts) -> Result<C
     };
     conversion.environment.splice(..0, python.and_then(program::python_variable));
     Ok(conversion)
+}
+
+/// The facts that the launcher would see: with the variables that the line itself sets, if a shell replaces nothing in
+/// them.
+fn facts_of_launcher(
+    assignments: &Environment,
+    prefix: &[String],
+    line: &ShellWords,
+    facts: &Facts,
+) -> Facts {
+    let behind_env = prefix.iter().filter_map(|word| wrapped::assignment(word));
+    let known = assignments.iter().cloned().chain(behind_env).filter_map(|(name, value)| {
+        let value = value?;
+        let is_live = line.expansions.iter().any(|expansion| value.contains(expansion));
+        (!is_live).then(|| (name, Some(OsString::from(value))))
+    });
+    facts.with_environment(&known.collect::<Vec<_>>())
 }
 
 /// `srun` and `mpirun` may start another launcher on each node: then they stay, and that one is converted.

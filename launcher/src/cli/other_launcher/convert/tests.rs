@@ -133,6 +133,24 @@ fn words_in_front_of_launcher_stay() {
 }
 
 #[test]
+fn launcher_sees_variables_of_its_line() {
+    let seen = |line: &str, name: &str| {
+        let shell = read_words(&[line.into()]).unwrap();
+        let Wrapped { assignments, prefix, .. } = wrapped::find(&shell.words).unwrap();
+        let facts = facts_of_launcher(&assignments, prefix, &shell, &facts(&[("A", "0")]));
+        facts.variable(name).map(|value| value.to_string_lossy().into_owned())
+    };
+    for (line, value) in [
+        ("A=1 accelerate launch x.py", "1"),
+        ("env A=1 accelerate launch x.py", "1"),
+        ("A=$B accelerate launch x.py", "0"),
+        ("accelerate launch x.py", "0"),
+    ] {
+        assert_eq!(seen(line, "A").as_deref(), Some(value), "{line}");
+    }
+}
+
+#[test]
 fn mpirun_options_become_options_and_variables() {
     for (line, command) in [
         (
