@@ -10,6 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::device::visibility::AskCuda;
@@ -103,7 +104,7 @@ pub trait World {
 pub struct Facts {
     environment: Vec<(OsString, OsString)>,
     calling_python: Option<PathBuf>,
-    world: Box<dyn World>,
+    world: Rc<dyn World>,
     /// The result of discovery, so that a second reading of the same words starts no probe.
     discovered: RefCell<Option<(ProbeScope, Machine)>>,
 }
@@ -114,7 +115,7 @@ impl Facts {
     pub fn new(mut environment: Vec<(OsString, OsString)>, world: Box<dyn World>) -> Self {
         let at = environment.iter().position(|(name, _)| name == CALLING_PYTHON);
         let calling_python = at.map(|at| environment.remove(at).1.into());
-        Self { environment, calling_python, world, discovered: RefCell::new(None) }
+        Self { environment, calling_python, world: world.into(), discovered: RefCell::new(None) }
     }
 
     /// The Python that was started as torchrun and became us, if the shim is there.
@@ -135,6 +136,19 @@ impl Facts {
             self.environment.retain(|(key, _)| key != name.as_str());
             self.environment.extend(value.clone().map(|value| (name.into(), value)));
         }
+    }
+
+    /// The same world with these variables set, or removed where there is no value.
+    #[must_use]
+    pub fn with_environment(&self, changes: &[(String, Option<OsString>)]) -> Self {
+        let mut facts = Self {
+            environment: self.environment.clone(),
+            calling_python: self.calling_python.clone(),
+            world: Rc::clone(&self.world),
+            discovered: self.discovered.clone(),
+        };
+        facts.change_environment(changes);
+        facts
     }
 
     /// One variable; an empty value is a value.

@@ -2,3 +2,4 @@
 
 pub mod quote;
 pub mod script;
+pub mod split;

@@ -3,6 +3,8 @@
 
 mod advice;
 
+pub(super) use advice::is_python;
+
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;

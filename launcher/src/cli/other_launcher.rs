@@ -2,6 +2,8 @@
 //! prints such a translation. A launch under another launcher's name is the launch of the translated words in the
 //! translated environment; nothing behind this room knows other launchers.
 
+pub(super) mod convert;
+
 mod accelerate;
 mod deepspeed;
 

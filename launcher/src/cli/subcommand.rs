@@ -56,6 +56,34 @@ pub(super) enum Subcommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
+    /// Print the command line of another launcher as one of rankrun
+    ///
+    /// Reads a command line of torchrun, accelerate launch, deepspeed, mpirun, srun, torchx or horovodrun and prints the
+    /// one of rankrun that does the same, ready to paste into a shell. A comment above it names each thing that has no
+    /// equivalent. Nothing is started. docs/convert.md has a table.
+    ///
+    /// A line in quotes keeps its variables, such as $RANK.
+    #[command(
+        override_usage = "rankrun convert [--json] COMMAND...",
+        after_help = "\
+Examples:
+  rankrun convert torchrun --nproc_per_node 2 train.py
+  rankrun convert 'srun -N 2 --ntasks-per-node 8 python train.py --run $RUN'
+  rankrun convert accelerate launch --num_processes 4 train.py >train.sh
+
+Exit status:
+  0  the line is printed
+  1  the launcher is not known, or the line is not one that can be converted
+  2  the command line could not be read, by rankrun or by the other launcher"
+    )]
+    Convert {
+        /// For programs: one JSON object with the command, the environment and the notes
+        #[arg(long)]
+        json: bool,
+        /// The command line, as words or as one quoted text
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+        words: Vec<OsString>,
+    },
     /// Show the accelerators of this machine and what is wrong with them
     ///
     /// Shows the accelerators of this machine: load, memory, temperature, power, clocks, what slows them down, which

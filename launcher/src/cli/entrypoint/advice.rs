@@ -45,7 +45,7 @@ pub(super) fn is_list(entrypoint: &str) -> bool {
 }
 
 /// `python`, `python3`, `python3.11`
-fn is_python(word: &str) -> bool {
+pub(in crate::cli) fn is_python(word: &str) -> bool {
     let version = word.strip_prefix("python");
     version.is_some_and(|version| version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'))
 }

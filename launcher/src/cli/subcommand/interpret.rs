@@ -13,6 +13,7 @@ use crate::cli::by_hand::local_rank_in;
 use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
 use crate::cli::option::LaunchOption;
+use crate::cli::other_launcher::convert;
 use crate::cli::settings::{Setting, variable_value};
 use crate::cli::{Command, completion, explain, help, launch, man};
 use rankrun_core::facts::Facts;
@@ -58,7 +59,7 @@ pub(in crate::cli) fn interpret(
 ) -> Result<Command, CliError> {
     // Also behind a mistake.
     let help = words.iter().find(|word| *word == "-h" || *word == "--help");
-    if let Some(help) = help.filter(|_| !["run", "explain"].contains(&name)) {
+    if let Some(help) = help.filter(|_| !["run", "explain", "convert"].contains(&name)) {
         return Ok(Command::Print(help_of(name, help == "--help", None).unwrap_or_default()));
     }
     let subcommand = match parse(words) {
@@ -77,6 +78,7 @@ pub(in crate::cli) fn interpret(
             let form = |own: &[OsString], workers| explain_form(&[&words[..start], own].concat(), workers);
             return explain::interpret(argv0, form, &words[start..], facts);
         }
+        Subcommand::Convert { json, words } => Command::Print(convert::answer(&words, json, facts)?),
         Subcommand::Devices { json, watch, device_type, id, probe } => {
             let mode = watch.map_or(OutputMode::Once(format(json)), OutputMode::Watch);
             let ids = id.iter().map(|id| id.trim().to_owned()).collect();

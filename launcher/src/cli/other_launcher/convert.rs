@@ -1,0 +1,271 @@
+//! `rankrun convert`: a command line of another launcher, printed as one of rankrun. Nothing is started.
+//!
+//! `wrapped` finds the launcher behind words such as `env A=B` or `uv run`, a file for each launcher reads its options,
+//! and this file prints the result. The launcher's own errors stand for lines that it would refuse.
+
+mod horovodrun;
+mod job;
+mod mpirun;
+mod options;
+mod program;
+mod srun;
+mod torchrun;
+mod torchx;
+mod wrapped;
+
+use std::ffi::OsString;
+
+use rankrun_core::facts::Facts;
+use rankrun_core::shell::split::{ShellWords, SplitError, split};
+use rankrun_core::spec::CliFlavor;
+
+use self::job::{HEAD_NODE, Job, NODES};
+use self::wrapped::{Launcher, Wrapped};
+use super::{OtherCommand, Translation, accelerate, deepspeed};
+use crate::cli::error::{CliError, UsageError};
+use crate::cli::subcommand;
+
+/// Lines of the output are not longer, if their words allow it.
+const WIDTH: usize = 100;
+
+/// The variables of the launcher's environment to set, or to remove where there is no value.
+type Environment = Vec<(String, Option<String>)>;
+
+/// A command line of rankrun, and what it does not say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Conversion {
+    /// Assignments at the very front.
+    assignments: Environment,
+    /// The words in front of the launcher, as typed.
+    prefix: Vec<String>,
+    /// What the other launcher's options set.
+    environment: Environment,
+    /// The words behind `rankrun`.
+    words: Vec<String>,
+    /// What has no equivalent: a sentence each, without a full stop.
+    notes: Vec<String>,
+}
+
+/// The text of `rankrun convert`: a command line for a POSIX shell below its notes, which are comments; or JSON.
+///
+/// # Errors
+/// The words are not the command line of a launcher, or the launcher would refuse them.
+pub(in crate::cli) fn answer(words: &[OsString], json: bool, facts: &Facts) -> Result<String, CliError> {
+    let line = read_words(words)?;
+    let conversion = convert(&line, facts)?;
+    Ok(if json { conversion.as_json() } else { conversion.as_shell(&line) })
+}
+
+/// The words of the command line, which may be one quoted text.
+fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
+    let mut texts = Vec::with_capacity(words.len());
+    for word in words {
+        let text = word.to_str().ok_or_else(|| {
+            let message = format!("`{}` is not UTF-8", word.to_string_lossy());
+            CliError::refused(message, "convert the line without it, and add it by hand")
+        })?;
+        texts.push(text.to_owned());
+    }
+    let mut line = match texts.as_slice() {
+        [text] if text.contains(char::is_whitespace) => {
+            split(text).map_err(|error| not_one_command(&error))?
+        }
+        _ => ShellWords::literal(texts),
+    };
+    if let Some(word) = line.words.first().filter(|word| word.starts_with('-')) {
+        let error = UsageError::UnknownTo { command: "convert", word: word.clone() };
+        return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
+    }
+    line.expansions.extend([HEAD_NODE, NODES].map(str::to_owned));
+    if line.words.is_empty() {
+        let example = "name it, as in `rankrun convert torchrun --nproc_per_node 2 train.py`";
+        return Err(CliError::refused("there is no command line to convert", example));
+    }
+    Ok(line)
+}
+
+fn not_one_command(error: &SplitError) -> CliError {
+    let hint = match error {
+        SplitError::Operator(_) | SplitError::SecondLine => {
+            "convert one command without it, and put it back around the converted one; quote it if it is a value"
+        }
+        SplitError::Substitution(_) => {
+            "write its value, or put it into a variable first, as in `N=$(nproc)` and `$N`"
+        }
+        SplitError::OpenQuote(_) => "close it",
+    };
+    CliError::refused(format!("cannot convert the line: {error}"), hint)
+}
+
+fn convert(line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
+    let mut conversion = convert_words(&line.words, line, facts)?;
+    // A program of this name would be taken for a command of rankrun.
+    if conversion.words.first().is_some_and(|word| subcommand::is_name(word)) {
+        conversion.words.insert(0, "run".to_owned());
+    }
+    Ok(conversion)
+}
+
+fn convert_words(words: &[String], line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
+    let Wrapped { assignments, prefix, launcher, python, rest } = wrapped::find(words)?;
+    let facts = &facts_of_launcher(&assignments, prefix, line, facts);
+    let converted = match launcher {
+        Launcher::Torchrun { is_old } => torchrun::convert(is_old, rest, &assignments, line)?,
+        Launcher::Accelerate { is_launch } => {
+            let command = accelerate::translate(is_launch, &os_words(rest), facts);
+            of_translation("accelerate", command.map_err(|error| of_expansion(error, line))?)?
+        }
+        Launcher::Deepspeed => {
+            let command = deepspeed::translate(&os_words(rest), facts);
+            of_translation("deepspeed", command.map_err(|error| of_expansion(error, line))?)?
+        }
+        Launcher::Mpirun => started_by(mpirun::read(rest, facts)?, (words, &assignments), line, facts)?,
+        Launcher::Srun => started_by(srun::read(rest)?, (words, &assignments), line, facts)?,
+        Launcher::Horovodrun => horovodrun::read(rest, facts)?.convert()?,
+        Launcher::Torchx => torchx::read(rest)?.convert()?,
+    };
+    let mut conversion = Conversion {
+        assignments: [assignments, converted.assignments].concat(),
+        prefix: [prefix.to_vec(), converted.prefix].concat(),
+        ..converted
+    };
+    conversion.environment.splice(..0, python.and_then(program::python_variable));
+    Ok(conversion)
+}
+
+/// The facts that the launcher would see: with the variables that the line itself sets, if a shell replaces nothing in
+/// them.
+fn facts_of_launcher(
+    assignments: &Environment,
+    prefix: &[String],
+    line: &ShellWords,
+    facts: &Facts,
+) -> Facts {
+    let behind_env = prefix.iter().filter_map(|word| wrapped::assignment(word));
+    let known = assignments.iter().cloned().chain(behind_env).filter_map(|(name, value)| {
+        let value = value?;
+        let is_live = line.expansions.iter().any(|expansion| value.contains(expansion));
+        (!is_live).then(|| (name, Some(OsString::from(value))))
+    });
+    facts.with_environment(&known.collect::<Vec<_>>())
+}
+
+/// `srun` and `mpirun` may start another launcher on each node: then they stay, and that one is converted.
+fn started_by(
+    job: Job,
+    (words, assignments): (&[String], &Environment),
+    line: &ShellWords,
+    facts: &Facts,
+) -> Result<Conversion, CliError> {
+    if wrapped::find(&job.program).is_err() {
+        return job.convert();
+    }
+    let mut inner = convert_words(&job.program, line, facts)?;
+    let outer = &words[assignments.len()..words.len() - job.program.len()];
+    // Behind another program an assignment needs `env`.
+    let env = inner.assignments.drain(..).filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+    let env: Vec<String> = env.collect();
+    let env = if env.is_empty() { env } else { [vec!["env".to_owned()], env].concat() };
+    inner.prefix.splice(..0, outer.iter().cloned().chain(env));
+    Ok(inner)
+}
+
+/// A translation needs the value of an option, and a shell would put it there.
+fn of_expansion(error: CliError, line: &ShellWords) -> CliError {
+    let message = error.to_string();
+    match line.expansions.iter().find(|expansion| message.contains(*expansion)) {
+        Some(expansion) => CliError::refused(message, format!("write the value of `{expansion}`")),
+        None => error,
+    }
+}
+
+fn os_words(words: &[String]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+fn of_translation(launcher: &str, command: OtherCommand) -> Result<Conversion, CliError> {
+    let Translation { environment, words, remarks } = match command {
+        OtherCommand::Launch(translation) => translation,
+        OtherCommand::Print(_) | OtherCommand::Run(_) => {
+            let message = format!("this command of `{launcher}` starts no workers");
+            return Err(CliError::refused(message, "run it as it is: it needs no rankrun"));
+        }
+    };
+    let text = |word: OsString| word.to_string_lossy().into_owned();
+    Ok(Conversion {
+        environment: environment.into_iter().map(|(name, value)| (name, value.map(text))).collect(),
+        words: words.into_iter().map(text).collect(),
+        notes: remarks,
+        ..Conversion::default()
+    })
+}
+
+impl Conversion {
+    fn as_json(&self) -> String {
+        let environment: serde_json::Map<_, _> = self
+            .assignments
+            .iter()
+            .chain(&self.environment)
+            .map(|(name, value)| (name.clone(), value.clone().into()))
+            .collect();
+        let command: Vec<&str> = self.command().collect();
+        let json = serde_json::json!({"command": command, "environment": environment, "notes": self.notes});
+        format!("{json:#}\n")
+    }
+
+    fn command(&self) -> impl Iterator<Item = &str> {
+        let words = self.words.iter().map(String::as_str);
+        self.prefix.iter().map(String::as_str).chain(["rankrun"]).chain(words)
+    }
+
+    /// The notes, and the command below them.
+    fn as_shell(&self, line: &ShellWords) -> String {
+        let notes = self.notes.iter().map(|note| format!("# note: {}\n", note.replace('\n', " ")));
+        let assigned = |(name, value): &(String, Option<String>)| {
+            Some(format!("{name}={}", value.as_ref().map(|value| line.quote(value))?))
+        };
+        let mut words: Vec<String> = self.assignments.iter().filter_map(assigned).collect();
+        words.extend(self.prefix.iter().map(|word| line.quote(word)));
+        let removed = self.environment.iter().filter(|(_, value)| value.is_none());
+        let removed: Vec<String> = removed.flat_map(|(name, _)| ["-u".to_owned(), name.clone()]).collect();
+        let set: Vec<String> = self.environment.iter().filter_map(assigned).collect();
+        // A program in front of it may change the environment, and removes nothing by an assignment.
+        if !removed.is_empty() || (!set.is_empty() && !self.prefix.is_empty()) {
+            words.push("env".to_owned());
+        }
+        words.extend(removed);
+        words.extend(set);
+        words.push("rankrun".to_owned());
+        words.extend(self.words.iter().map(|word| line.quote(word)));
+        notes.collect::<String>() + &wrap(&words)
+    }
+}
+
+/// One command on lines of at most [`WIDTH`] letters; an option and its value stay together.
+fn wrap(words: &[String]) -> String {
+    let mut lines = String::new();
+    let mut width = 0;
+    let mut previous = "";
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        let is_value = previous.starts_with('-') && !previous.contains('=') && !word.starts_with('-');
+        let value = words
+            .peek()
+            .filter(|next| word.starts_with('-') && !word.contains('=') && !next.starts_with('-'));
+        let length = word.chars().count() + value.map_or(0, |value| value.chars().count() + 1);
+        if width > 0 && !is_value && width + 1 + length > WIDTH - 2 {
+            lines.push_str(" \\\n    ");
+            width = 4;
+        } else if width > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += word.chars().count();
+        previous = word;
+    }
+    lines + "\n"
+}
+
+#[cfg(test)]
+mod tests;
