@@ -4,7 +4,11 @@ use clap_mangen::Man;
 use clap_mangen::roff::Roff;
 
 use super::help::{self, page_sections};
+use super::other_launcher;
 use super::subcommand;
+
+/// In columns, without the margin.
+const MAN_WIDTH: usize = 78;
 
 /// The page in roff.
 pub(super) fn page() -> String {
@@ -21,8 +25,9 @@ pub(super) fn page() -> String {
     let mut roff = Roff::new();
     for command in subcommand::all().filter(|command| command.get_name() != "run") {
         roff.control("SH", [format!("rankrun {}", command.get_name()).to_uppercase().as_str()]);
-        let mut command = command.clone().term_width(78);
-        preformatted(&mut roff, &command.render_long_help().to_string());
+        let mut command = command.clone().term_width(MAN_WIDTH);
+        let help = other_launcher::help(command.get_name(), Some(MAN_WIDTH));
+        preformatted(&mut roff, &help.unwrap_or_else(|| command.render_long_help().to_string()));
     }
     for (heading, text) in page_sections() {
         roff.control("SH", [heading.to_uppercase().as_str()]);

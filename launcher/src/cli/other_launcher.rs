@@ -49,8 +49,15 @@ enum OtherLauncher {
     Deepspeed,
 }
 
+/// The help of the command of this name, where rankrun has one for it.
+pub(super) fn help(command: &str, width: Option<usize>) -> Option<String> {
+    (command == "accelerate").then(|| accelerate::help(width))
+}
+
 /// The command line of another launcher, if this is one: by the name of the program, as the first word, or behind
 /// `explain` and its options.
+///
+/// Nothing is probed here: another program may take this one's place.
 ///
 /// # Errors
 /// The other launcher refuses this command line, or rankrun has nothing for it.
@@ -69,6 +76,12 @@ pub fn translate(argv: &[OsString], facts: &Facts) -> Result<Option<OtherCommand
         OtherCommand::Launch(mut translation) => {
             translation.words.splice(..0, words[..start].iter().cloned());
             OtherCommand::Launch(translation)
+        }
+        OtherCommand::Run(_) if start > 0 => {
+            return Err(CliError::refused(
+                "`explain` explains a launch, and only accelerate's own program has this command",
+                "write `rankrun explain accelerate launch ...`",
+            ));
         }
         OtherCommand::Print(_) | OtherCommand::Run(_) => command,
     }))
