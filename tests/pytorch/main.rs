@@ -1,5 +1,6 @@
 //! Real PyTorch under the real launcher.
 
+mod accelerate;
 mod ddp;
 mod early_exit;
 mod external_worker;

@@ -140,7 +140,7 @@ pub(super) const MPIRUN_HINT: &str = "run the same command on each machine, with
      place of the host file";
 
 static COMMAND: LazyLock<Command> = LazyLock::new(|| {
-    let command = Command::new("accelerate").no_binary_name(true).about(ABOUT).override_usage(USAGE);
+    let command = Command::new("accelerate").no_binary_name(true).override_usage(USAGE);
     let command = AccelerateArgs::augment_args(command).args(typed_rows().map(|row| row.arg()));
     let refused = REFUSED.iter().map(|(name, takes_value)| {
         let arg = Arg::new(*name).long(name.replace('_', "-")).hide(true);
@@ -150,7 +150,7 @@ static COMMAND: LazyLock<Command> = LazyLock::new(|| {
             arg.action(ArgAction::SetTrue)
         }
     });
-    command.args(refused).disable_help_flag(true).args_override_self(true)
+    command.args(refused).about(ABOUT).disable_help_flag(true).args_override_self(true)
 });
 
 /// What the command line says.

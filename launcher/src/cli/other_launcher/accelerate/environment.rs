@@ -68,8 +68,7 @@ impl Changes<'_> {
             }
         }
         if settings.has_group(Group::DeepSpeed) {
-            let here = facts.absolute(Path::new("."));
-            self.set("PYTHONPATH", with_folder(facts.variable("PYTHONPATH"), &here));
+            self.set("PYTHONPATH", with_folder(facts.variable("PYTHONPATH"), &facts.working_folder()));
         }
         self.set("ACCELERATE_MIXED_PRECISION", settings.precision());
     }

@@ -293,7 +293,7 @@ fn deepspeed_file_sets_fields_and_search_path() {
         ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu"),
         ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"),
         ("ACCELERATE_DEEPSPEED_ZERO3_INIT", "true"),
-        ("PYTHONPATH", "/job/."),
+        ("PYTHONPATH", "/job"),
     ] {
         assert_eq!(set[name], value, "{name}");
     }
