@@ -4,7 +4,7 @@
     reason = "the real accelerate is started for many command lines at once"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -30,11 +30,7 @@ const OF_HARNESS: [&str; 9] = [
 ];
 
 /// Variables whose values may differ from accelerate's, and why.
-const DIFFERENT_VALUES: [(&str, &str); 4] = [
-    (
-        "MASTER_ADDR",
-        "a job of one machine that names no port is stand-alone: localhost, where accelerate has 127.0.0.1",
-    ),
+const DIFFERENT_VALUES: [(&str, &str); 3] = [
     ("MASTER_PORT", "where no port is named, a free one is taken in place of 29500"),
     ("TORCHELASTIC_RUN_ID", "a stand-alone job has a UUID, where accelerate has the word `none`"),
     ("TORCHELASTIC_ERROR_FILE", "the file is in a folder of the job"),
@@ -174,15 +170,30 @@ fn assert_workers_equal(cases: Vec<Case>, scratch: &Scratch) {
             ours(case, folder);
         }
     });
-    for (case, ours, theirs) in &cases {
-        let (ours, theirs) = (workers_in(ours), workers_in(theirs));
-        assert_eq!((ours.len(), theirs.len()), (case.workers, case.workers), "{:?}", case.words);
-        let is_deepspeed = case.words.iter().any(|word| word == "--use_deepspeed");
-        for (ours, theirs) in ours.iter().zip(&theirs) {
-            assert_eq!(ours.argv, theirs.argv, "{:?}", case.words);
-            assert_eq!(compared(ours, is_deepspeed), compared(theirs, is_deepspeed), "{:?}", case.words);
-        }
-    }
+    let differences: Vec<String> = cases
+        .iter()
+        .flat_map(|(case, ours, theirs)| {
+            let (ours, theirs) = (workers_in(ours), workers_in(theirs));
+            assert_eq!((ours.len(), theirs.len()), (case.workers, case.workers), "{:?}", case.words);
+            let pairs = ours.iter().zip(&theirs).flat_map(|(ours, theirs)| differences(case, ours, theirs));
+            pairs.map(|difference| format!("{}: {difference}", case.words.join(" "))).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// What the two workers do not agree on.
+fn differences(case: &Case, ours: &Worker, theirs: &Worker) -> Vec<String> {
+    let is_deepspeed = case.words.iter().any(|word| word == "--use_deepspeed");
+    let (our_variables, their_variables) = (compared(ours, is_deepspeed), compared(theirs, is_deepspeed));
+    let names: BTreeSet<&String> = our_variables.keys().chain(their_variables.keys()).collect();
+    let of_variables = names.into_iter().filter_map(|name| {
+        let values = (our_variables.get(name), their_variables.get(name));
+        (values.0 != values.1).then(|| format!("{name}: {:?}, accelerate has {:?}", values.0, values.1))
+    });
+    let of_words =
+        (ours.argv != theirs.argv).then(|| format!("{:?}, accelerate has {:?}", ours.argv, theirs.argv));
+    of_variables.chain(of_words).collect()
 }
 
 #[test]

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+import types
 
 import accelerate.commands.launch as launch
 import accelerate.utils.launch as preparation
@@ -16,6 +17,9 @@ import torch.distributed.run  # noqa: F401
 # Neither is installed here; both only decide whether accelerate refuses.
 launch.is_deepspeed_available = lambda: True
 preparation.is_fp8_available = lambda: True
+for name in ("deepspeed", "deepspeed.launcher", "deepspeed.launcher.runner"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["deepspeed.launcher.runner"].DEEPSPEED_ENVIRONMENT_NAME = ".deepspeed_env"
 
 
 def run(words: list[str]) -> int:

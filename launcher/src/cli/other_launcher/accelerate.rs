@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use super::{OtherCommand, Translation};
 use crate::cli::error::CliError;
 use rankrun_core::facts::Facts;
-use settings::Settings;
+use settings::AccelerateSettings;
 
 pub(in crate::cli) use args::help;
 
@@ -37,7 +37,7 @@ pub(super) fn translate(
     let path = config_file::find(&line.args, facts);
     let file = path.map(|path| config_file::read(&path, facts)).transpose()?;
     let remarks_on_file = file.as_ref().map_or_else(Vec::new, |file| file.remarks.clone());
-    let settings = Settings::merge(&line, file)?;
+    let settings = AccelerateSettings::merge(&line, file)?;
     let launch = words::translate(&settings, &line.program, facts);
     Ok(OtherCommand::Launch(Translation {
         environment: environment::changes(&settings, facts),

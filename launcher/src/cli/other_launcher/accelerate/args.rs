@@ -72,7 +72,7 @@ pub(super) struct AccelerateArgs {
     /// static, or c10d: the machines then need no rank
     #[arg(long, value_name = "NAME", help_heading = MACHINES)]
     pub(super) rdzv_backend: Option<String>,
-    /// Settings of the rendezvous, as in join_timeout=600
+    /// AccelerateSettings of the rendezvous, as in join_timeout=600
     #[arg(long, value_name = "K=V,…", help_heading = MACHINES)]
     pub(super) rdzv_conf: Option<String>,
     /// How often the processes start again after one has failed [default: 0]
@@ -183,7 +183,7 @@ pub(super) fn parse(words: &[OsString]) -> Result<Option<TypedLine>, CliError> {
         let value = if row.is_flag() { Some(&PythonValue::Bool(true)) } else { matches.get_one(row.name) };
         Some((row.name, value?.clone()))
     });
-    let program = program_words(words, program.get(1..).unwrap_or_default());
+    let program = program.get(1..).unwrap_or_default().to_vec();
     Ok(Some(TypedLine { args, variables: variables.collect(), program }))
 }
 
@@ -199,20 +199,6 @@ pub(in crate::cli) fn help(width: Option<usize>) -> String {
 
 fn is_typed(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(clap::parser::ValueSource::CommandLine)
-}
-
-/// accelerate drops a `--` before the script and one behind it; `normalise` only one of both.
-fn program_words(typed: &[OsString], program: &[OsString]) -> Vec<OsString> {
-    let start = typed.len() - program.len();
-    let had_separator = start.checked_sub(1).and_then(|at| typed.get(at)).is_some_and(|word| word == "--");
-    match program {
-        [script, second, arguments @ ..]
-            if second == "--" && had_separator && typed.get(start) == Some(script) =>
-        {
-            [std::slice::from_ref(script), arguments].concat()
-        }
-        _ => program.to_vec(),
-    }
 }
 
 fn refuse_option(name: &str) -> CliError {

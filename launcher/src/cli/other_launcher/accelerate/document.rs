@@ -61,7 +61,7 @@ pub(super) fn parse_document(text: &str) -> Result<Option<Node>, DocumentError> 
 }
 
 fn read_document(text: &str) -> Result<Option<Node>, DocumentError> {
-    let mut reader = Reader { parser: Parser::new_from_str(text) };
+    let mut reader = DocumentReader { parser: Parser::new_from_str(text) };
     let mut root = None;
     loop {
         let (event, span) = reader.next()?;
@@ -74,11 +74,11 @@ fn read_document(text: &str) -> Result<Option<Node>, DocumentError> {
     }
 }
 
-struct Reader<'a> {
+struct DocumentReader<'a> {
     parser: Parser<'a, saphyr_parser::StrInput<'a>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> DocumentReader<'a> {
     fn next(&mut self) -> Result<(Event<'a>, Span), DocumentError> {
         match self.parser.next_event() {
             Some(event) => Ok(event?),

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use super::python_value::PythonValue;
-use super::settings::Settings;
+use super::settings::AccelerateSettings;
 use super::variable_option::{Group, ROWS};
 use crate::cli::python_text::parse_int;
 use rankrun_core::facts::Facts;
@@ -22,7 +22,7 @@ const VISIBILITY: [&str; 8] = [
 ];
 
 /// The changes of the launcher's environment, in the order in which accelerate makes them.
-pub(super) fn changes(settings: &Settings, facts: &Facts) -> Vec<(String, Option<OsString>)> {
+pub(super) fn changes(settings: &AccelerateSettings, facts: &Facts) -> Vec<(String, Option<OsString>)> {
     let mut changes = Changes { settings, list: Vec::new() };
     changes.add_processes(facts);
     for group in [Group::Fp8, Group::Dynamo, Group::Fsdp, Group::MegatronLm, Group::DeepSpeed] {
@@ -37,7 +37,7 @@ pub(super) fn changes(settings: &Settings, facts: &Facts) -> Vec<(String, Option
 }
 
 struct Changes<'a> {
-    settings: &'a Settings,
+    settings: &'a AccelerateSettings,
     list: Vec<(String, Option<OsString>)>,
 }
 

@@ -23,7 +23,7 @@ pub(super) enum TrainingKind {
 
 /// The merged settings.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct AccelerateSettings {
     pub(super) args: AccelerateArgs,
     pub(super) kind: TrainingKind,
     /// accelerate starts such a launch without torchrun: its processes get the variables of CPU runs, and one process
@@ -39,7 +39,7 @@ pub(super) struct Settings {
     pub(super) deepspeed_fields: Vec<String>,
 }
 
-impl Settings {
+impl AccelerateSettings {
     /// The options of the command line, and the file for what they leave open.
     ///
     /// # Errors
@@ -48,24 +48,24 @@ impl Settings {
         check_flags(&line.args)?;
         let typed_kind = kind_of_flags(&line.args);
         let has_file = file.is_some();
-        let ConfigFile {
-            path, args: of_file, kind, use_cpu, variables, further_fp8, mut deepspeed_keys, ..
-        } = file.as_ref().cloned().unwrap_or_default();
-        let is_precision_of_file = line.args.mixed_precision.is_none() && of_file.mixed_precision.is_some();
-        if is_precision_of_file && !deepspeed_keys.iter().any(|key| key == "mixed_precision") {
-            deepspeed_keys.push("mixed_precision".to_owned());
+        let file = file.unwrap_or_default();
+        let mut deepspeed_fields = file.deepspeed_keys;
+        if line.args.mixed_precision.is_none() && file.args.mixed_precision.is_some() {
+            deepspeed_fields.push("mixed_precision".to_owned());
         }
-        let is_kind_typed = typed_kind.is_some_and(|kind| kind != TrainingKind::Plain);
-        let kind = typed_kind.or(kind).unwrap_or(TrainingKind::Plain);
-        let mut args = merge_args(line.args.clone(), of_file);
-        args.use_parallelism_config |= !is_kind_typed && file.is_some_and(|file| file.has_parallelism);
+        let kind = typed_kind.or(file.kind).unwrap_or(TrainingKind::Plain);
+        let mut args = merge_args(line.args.clone(), file.args);
+        args.use_parallelism_config |= typed_kind.is_none() && file.has_parallelism;
         if has_file && kind != TrainingKind::Plain && args.num_processes.is_none() {
             return Err(CliError::refused(
-                format!("`{path}` has no `num_processes`, and the command line has no `--num_processes`"),
+                format!(
+                    "`{}` has no `num_processes`, and the command line has no `--num_processes`",
+                    file.path
+                ),
                 "give one of them: the number of processes on all machines",
             ));
         }
-        let uses_cpu = args.cpu || use_cpu;
+        let uses_cpu = args.cpu || file.use_cpu;
         let is_simple = args.cpu || matches!(kind, TrainingKind::Plain | TrainingKind::MultiCpu);
         let is_cpu = is_simple && (uses_cpu || kind == TrainingKind::MultiCpu);
         let settings = Self {
@@ -74,9 +74,9 @@ impl Settings {
             is_simple,
             is_cpu,
             uses_cpu,
-            variables: variables.into_iter().chain(line.variables.clone()).collect(),
-            further_fp8,
-            deepspeed_fields: deepspeed_keys,
+            variables: file.variables.into_iter().chain(line.variables.clone()).collect(),
+            further_fp8: file.further_fp8,
+            deepspeed_fields,
         };
         settings.check_machines()?;
         settings.check_devices()?;

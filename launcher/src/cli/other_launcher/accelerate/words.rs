@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::settings::Settings;
+use super::settings::AccelerateSettings;
 use super::variable_option::Group;
 use crate::cli::subcommand;
 use rankrun_core::facts::Facts;
@@ -11,14 +11,14 @@ const DEFAULT_PORT: u16 = 29500;
 
 /// The words behind `rankrun`, and what has no equivalent.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct LaunchLine {
     pub(super) words: Vec<OsString>,
     pub(super) remarks: Vec<String>,
 }
 
 /// The options of the launch, then the program and its arguments.
-pub(super) fn translate(settings: &Settings, program: &[OsString], facts: &Facts) -> Words {
-    let mut words = Words::default();
+pub(super) fn translate(settings: &AccelerateSettings, program: &[OsString], facts: &Facts) -> LaunchLine {
+    let mut words = LaunchLine::default();
     words.add_devices(settings);
     words.add_size(settings);
     if settings.machines() > 1 {
@@ -32,7 +32,7 @@ pub(super) fn translate(settings: &Settings, program: &[OsString], facts: &Facts
     words
 }
 
-impl Settings {
+impl AccelerateSettings {
     /// The devices that were chosen, without blanks.
     pub(super) fn devices(&self) -> Option<String> {
         let ids = self.args.gpu_ids.as_deref().filter(|ids| *ids != "all" && !self.is_cpu)?;
@@ -40,12 +40,12 @@ impl Settings {
     }
 }
 
-impl Words {
+impl LaunchLine {
     fn option(&mut self, name: &str, value: impl Into<OsString>) {
         self.words.extend([OsString::from(name), value.into()]);
     }
 
-    fn add_devices(&mut self, settings: &Settings) {
+    fn add_devices(&mut self, settings: &AccelerateSettings) {
         if settings.is_cpu {
             self.option("--device-type", "cpu");
         }
@@ -59,7 +59,7 @@ impl Words {
     }
 
     /// One process that accelerate starts without torchrun is not distributed.
-    fn add_size(&mut self, settings: &Settings) {
+    fn add_size(&mut self, settings: &AccelerateSettings) {
         let count =
             settings.args.num_processes.or((settings.is_cpu && settings.machines() == 1).then_some(1));
         match count {
@@ -72,7 +72,7 @@ impl Words {
         }
     }
 
-    fn add_machines(&mut self, settings: &Settings) {
+    fn add_machines(&mut self, settings: &AccelerateSettings) {
         let args = &settings.args;
         let host = args.main_process_ip.clone().unwrap_or_default();
         let port = args.main_process_port.unwrap_or(DEFAULT_PORT);
@@ -94,7 +94,7 @@ impl Words {
     }
 
     /// A free port is taken unless another one was asked for and is free.
-    fn add_one_machine(&mut self, settings: &Settings, facts: &Facts) {
+    fn add_one_machine(&mut self, settings: &AccelerateSettings, facts: &Facts) {
         let args = &settings.args;
         if let Some(backend) = args.rdzv_backend.as_deref().filter(|backend| *backend != "static") {
             self.option("--rdzv-backend", backend);
@@ -108,7 +108,7 @@ impl Words {
         }
     }
 
-    fn add_watch(&mut self, settings: &Settings) {
+    fn add_watch(&mut self, settings: &AccelerateSettings) {
         let args = &settings.args;
         let texts = [
             ("--rdzv-conf", args.rdzv_conf.as_deref().filter(|conf| !conf.is_empty()).map(OsString::from)),
@@ -128,7 +128,7 @@ impl Words {
         }
     }
 
-    fn add_program(&mut self, settings: &Settings, program: &[OsString]) {
+    fn add_program(&mut self, settings: &AccelerateSettings, program: &[OsString]) {
         if settings.args.module {
             self.words.push("--module".into());
         }
@@ -146,7 +146,7 @@ impl Words {
         self.words.extend_from_slice(program);
     }
 
-    fn remark_on_deepspeed(&mut self, settings: &Settings) {
+    fn remark_on_deepspeed(&mut self, settings: &AccelerateSettings) {
         let remote = ["deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter"];
         for name in remote.into_iter().filter(|name| settings.value(name).is_true()) {
             let reason = "accelerate reads it only where it starts other machines";
