@@ -81,6 +81,8 @@ fn gpu_ids_are_absolute_and_keep_their_order() {
     assert_eq!(values(&outcome, "CUDA_VISIBLE_DEVICES"), ["2,0", "2,0"], "{outcome}");
     let outcome = accelerate("--multi_gpu --gpu_ids 0,9").on(&Machine::gpus(4)).worker(["env"]).run();
     outcome.expect_exit_code(1).expect_stderr("no cuda device has the index 9");
+    let outcome = accelerate("--multi_gpu --num_processes 5").on(&Machine::gpus(4)).worker(["env"]).run();
+    outcome.expect_exit_code(1).expect_stderr("oversubscribe");
 }
 
 #[test]

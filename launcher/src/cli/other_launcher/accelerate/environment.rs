@@ -52,7 +52,7 @@ impl Changes<'_> {
 
     fn add_processes(&mut self, facts: &Facts) {
         let settings = self.settings;
-        if settings.is_simple {
+        if settings.is_simple() {
             self.set("ACCELERATE_USE_CPU", PythonValue::Bool(settings.uses_cpu).to_string());
             if settings.uses_cpu {
                 self.set("KMP_AFFINITY", "granularity=fine,compact,1,0");
@@ -109,8 +109,10 @@ impl Changes<'_> {
         let inherited = facts.filled_variable(name).and_then(OsStr::to_str).and_then(parse_int);
         match (settings.args.num_cpu_threads_per_process, inherited) {
             (Some(count), _) => self.set(name, count.to_string()),
-            (None, Some(0)) if settings.is_cpu => self.remove(name),
-            (None, None) if !settings.is_cpu && !settings.has_group(Group::DeepSpeed) => self.set(name, "1"),
+            (None, Some(0)) if settings.is_cpu() => self.remove(name),
+            (None, None) if !settings.is_cpu() && !settings.has_group(Group::DeepSpeed) => {
+                self.set(name, "1")
+            }
             _ => {}
         }
     }

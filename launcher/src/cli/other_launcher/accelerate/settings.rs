@@ -26,11 +26,6 @@ pub(super) enum TrainingKind {
 pub(super) struct AccelerateSettings {
     pub(super) args: AccelerateArgs,
     pub(super) kind: TrainingKind,
-    /// accelerate starts such a launch without torchrun: its processes get the variables of CPU runs, and one process
-    /// alone is not distributed.
-    pub(super) is_simple: bool,
-    /// The processes compute on the CPUs.
-    pub(super) is_cpu: bool,
     /// `--cpu`, or `use_cpu` in the file.
     pub(super) uses_cpu: bool,
     variables: BTreeMap<&'static str, PythonValue>,
@@ -66,13 +61,9 @@ impl AccelerateSettings {
             ));
         }
         let uses_cpu = args.cpu || file.use_cpu;
-        let is_simple = args.cpu || matches!(kind, TrainingKind::Plain | TrainingKind::MultiCpu);
-        let is_cpu = is_simple && (uses_cpu || kind == TrainingKind::MultiCpu);
         let settings = Self {
             args,
             kind,
-            is_simple,
-            is_cpu,
             uses_cpu,
             variables: file.variables.into_iter().chain(line.variables.clone()).collect(),
             further_fp8: file.further_fp8,
@@ -84,6 +75,17 @@ impl AccelerateSettings {
         Ok(settings)
     }
 
+    /// accelerate starts such a launch without torchrun: its processes get the variables of CPU runs, and one process
+    /// alone is not distributed.
+    pub(super) const fn is_simple(&self) -> bool {
+        self.args.cpu || matches!(self.kind, TrainingKind::Plain | TrainingKind::MultiCpu)
+    }
+
+    /// Whether the processes compute on the CPUs.
+    pub(super) fn is_cpu(&self) -> bool {
+        self.is_simple() && (self.uses_cpu || self.kind == TrainingKind::MultiCpu)
+    }
+
     pub(super) fn machines(&self) -> u32 {
         self.args.num_machines.unwrap_or(1)
     }
@@ -91,12 +93,12 @@ impl AccelerateSettings {
     /// Whether the processes train with this, and find its variables.
     pub(super) fn has_group(&self, group: Group) -> bool {
         match group {
-            Group::Dynamo => self.is_simple || self.kind != TrainingKind::DeepSpeed,
+            Group::Dynamo => self.is_simple() || self.kind != TrainingKind::DeepSpeed,
             Group::Fp8 => self.precision() == "fp8",
-            Group::Fsdp => !self.is_simple && self.kind == TrainingKind::Fsdp,
-            Group::MegatronLm => !self.is_simple && self.kind == TrainingKind::MegatronLm,
-            Group::Parallelism => !self.is_simple && self.args.use_parallelism_config,
-            Group::DeepSpeed => !self.is_simple && self.kind == TrainingKind::DeepSpeed,
+            Group::Fsdp => !self.is_simple() && self.kind == TrainingKind::Fsdp,
+            Group::MegatronLm => !self.is_simple() && self.kind == TrainingKind::MegatronLm,
+            Group::Parallelism => !self.is_simple() && self.args.use_parallelism_config,
+            Group::DeepSpeed => !self.is_simple() && self.kind == TrainingKind::DeepSpeed,
         }
     }
 
@@ -122,7 +124,7 @@ impl AccelerateSettings {
                     "DeepSpeed on several machines would be started through `{launcher}`, which rankrun does not do"
                 ),
                 "give `--deepspeed_multinode_launcher standard`, and run the same command on each machine with its \
-                 `--machine_rank`; or run `rankrun deepspeed`",
+                 `--machine_rank`",
             ));
         }
         let is_static = self.args.rdzv_backend.as_deref().is_none_or(|backend| backend == "static");
@@ -162,7 +164,10 @@ impl AccelerateSettings {
             let message = format!("`--gpu_ids` has `{id}`, which is not the number of a device");
             return Err(CliError::refused(message, "give a list such as `--gpu_ids 0,1`, or `all`"));
         }
-        if ids.len() == 1 && self.kind == TrainingKind::MultiDevice && !self.is_simple && self.machines() == 1
+        if ids.len() == 1
+            && self.kind == TrainingKind::MultiDevice
+            && !self.is_simple()
+            && self.machines() == 1
         {
             let message = format!("`--gpu_ids` has one device, {}, and several are to be trained on", ids[0]);
             return Err(CliError::refused(message, "name two devices or more, or leave `--multi_gpu` out"));

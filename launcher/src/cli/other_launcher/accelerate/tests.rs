@@ -108,6 +108,23 @@ fn port_in_use_becomes_a_free_one_with_a_remark() {
 }
 
 #[test]
+fn setting_without_effect_is_remarked() {
+    for (line, remark) in [
+        (
+            "--multi_gpu --main_process_ip a x.py",
+            "`--main_process_ip` has no effect: the job has one machine",
+        ),
+        ("--cpu --gpu_ids 0,1 x.py", "`--gpu_ids` has no effect: the processes compute on the CPUs"),
+        (
+            "--use_deepspeed --deepspeed_hostfile h x.py",
+            "`--deepspeed_hostfile` has no effect: accelerate reads it only where it starts other machines",
+        ),
+    ] {
+        assert_eq!(translated(line).remarks, [remark], "{line}");
+    }
+}
+
+#[test]
 fn simple_launch_has_variables_of_its_path() {
     assert_eq!(
         variables(&translated("x.py")),

@@ -35,7 +35,7 @@ pub(super) fn translate(settings: &AccelerateSettings, program: &[OsString], fac
 impl AccelerateSettings {
     /// The devices that were chosen, without blanks.
     pub(super) fn devices(&self) -> Option<String> {
-        let ids = self.args.gpu_ids.as_deref().filter(|ids| *ids != "all" && !self.is_cpu)?;
+        let ids = self.args.gpu_ids.as_deref().filter(|ids| *ids != "all" && !self.is_cpu())?;
         Some(ids.split(',').map(str::trim).collect::<Vec<_>>().join(","))
     }
 }
@@ -46,12 +46,12 @@ impl LaunchLine {
     }
 
     fn add_devices(&mut self, settings: &AccelerateSettings) {
-        if settings.is_cpu {
+        if settings.is_cpu() {
             self.option("--device-type", "cpu");
         }
         match settings.devices() {
             Some(ids) => self.option("--devices", ids),
-            None if settings.is_cpu && settings.args.gpu_ids.as_deref().is_some_and(|ids| ids != "all") => {
+            None if settings.is_cpu() && settings.args.gpu_ids.as_deref().is_some_and(|ids| ids != "all") => {
                 self.remarks.push("`--gpu_ids` has no effect: the processes compute on the CPUs".to_owned());
             }
             None => {}
@@ -61,13 +61,13 @@ impl LaunchLine {
     /// One process that accelerate starts without torchrun is not distributed.
     fn add_size(&mut self, settings: &AccelerateSettings) {
         let count =
-            settings.args.num_processes.or((settings.is_cpu && settings.machines() == 1).then_some(1));
+            settings.args.num_processes.or((settings.is_cpu() && settings.machines() == 1).then_some(1));
         match count {
             Some(count) if settings.machines() > 1 => self.option("--total-workers", count.to_string()),
             Some(count) => self.option("--nproc-per-node", count.to_string()),
             None => {}
         }
-        if settings.is_simple && settings.machines() == 1 && count.is_none_or(|count| count == 1) {
+        if settings.is_simple() && settings.machines() == 1 && count.is_none_or(|count| count == 1) {
             self.option("--distributed", "auto");
         }
     }
@@ -96,6 +96,9 @@ impl LaunchLine {
     /// A free port is taken unless another one was asked for and is free.
     fn add_one_machine(&mut self, settings: &AccelerateSettings, facts: &Facts) {
         let args = &settings.args;
+        if args.main_process_ip.is_some() {
+            self.remarks.push("`--main_process_ip` has no effect: the job has one machine".to_owned());
+        }
         if let Some(backend) = args.rdzv_backend.as_deref().filter(|backend| *backend != "static") {
             self.option("--rdzv-backend", backend);
         } else if let Some(port) = args.main_process_port.filter(|port| *port != 0) {
