@@ -36,12 +36,26 @@ const DIFFERENT_VALUES: [(&str, &str); 3] = [
     ("TORCHELASTIC_ERROR_FILE", "the file is in a folder of the job"),
 ];
 
-/// Variables that only one side sets, and why.
-const ONE_SIDED: [(&str, &str); 3] = [
-    ("PYTHON_EXEC", "the harness names the Python to rankrun alone"),
-    ("RANKRUN_", "rankrun's own, which programs may read"),
-    ("OMP_NUM_THREADS", "DeepSpeed: torchrun sets 1, rankrun an even share of the CPUs"),
+/// Variables that one side may set alone, in which cases, and why.
+const ONE_SIDED: [(&str, Occasion, &str); 5] = [
+    ("PYTHON_EXEC", Occasion::Always, "the harness names the Python to rankrun alone"),
+    ("RANKRUN_", Occasion::Always, "rankrun's own, which programs may read"),
+    ("OMP_NUM_THREADS", Occasion::DeepSpeed, "torchrun sets 1, rankrun an even share of the CPUs"),
+    ("TORCHELASTIC_ERROR_FILE", Occasion::OneWorker, "rankrun reports the error of a single process too"),
+    (
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        Occasion::OneWorker,
+        "PyTorch's own default, and a single process has no NCCL",
+    ),
 ];
+
+/// In which cases a variable may be set on one side alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    Always,
+    DeepSpeed,
+    OneWorker,
+}
 
 /// A command line for both.
 struct Case {
@@ -68,6 +82,14 @@ impl Case {
     fn inheriting(mut self, name: &'static str, value: &'static str) -> Self {
         self.environment.push((name, value));
         self
+    }
+
+    fn is_on(&self, occasion: Occasion) -> bool {
+        match occasion {
+            Occasion::Always => true,
+            Occasion::DeepSpeed => self.words.iter().any(|word| word == "--use_deepspeed"),
+            Occasion::OneWorker => self.workers == 1,
+        }
     }
 
     fn of_one_worker(mut self) -> Self {
@@ -132,24 +154,20 @@ fn theirs(cases: &[(Case, String, String)], scratch: &Scratch) {
 }
 
 /// The variables that both sides must agree on.
-fn compared(worker: &Worker, is_deepspeed: bool) -> Variables {
-    let is_named = |rows: &[(&str, &str)], name: &str| {
-        rows.iter().any(|(row, _)| *row == name || (row.ends_with('_') && name.starts_with(row)))
+fn compared(case: &Case, worker: &Worker) -> Variables {
+    let is_one_sided = |name: &str| {
+        ONE_SIDED.iter().any(|(row, occasion, _)| {
+            (*row == name || (row.ends_with('_') && name.starts_with(row))) && case.is_on(*occasion)
+        })
     };
-    let is_kept = |name: &String| {
-        let is_threads = name == "OMP_NUM_THREADS";
-        let one_sided = is_named(&ONE_SIDED, name) && (!is_threads || is_deepspeed);
-        !OF_HARNESS.contains(&name.as_str()) && !one_sided
-    };
-    let mut variables: Variables = worker
-        .environment
-        .iter()
-        .filter(|(name, _)| is_kept(name))
-        .map(|(k, v)| (k.clone(), v.clone()))
-        .collect();
+    let is_kept = |name: &String| !OF_HARNESS.contains(&name.as_str()) && !is_one_sided(name);
+    let mut variables = worker.environment.clone();
+    variables.retain(|name, _| is_kept(name));
+    let has_port = case.words.iter().any(|word| word == "--main_process_port");
     for (name, _) in DIFFERENT_VALUES {
-        if let Some(value) = variables.get_mut(name) {
-            *value = "…".to_owned();
+        let is_compared = has_port && name != "TORCHELASTIC_ERROR_FILE";
+        if let Some(value) = variables.get_mut(name).filter(|_| !is_compared) {
+            "…".clone_into(value);
         }
     }
     variables
@@ -164,12 +182,11 @@ fn assert_workers_equal(cases: Vec<Case>, scratch: &Scratch) {
         .enumerate()
         .map(|(at, case)| (case, folders(at, "ours"), folders(at, "theirs")))
         .collect();
-    std::thread::scope(|scope| {
-        scope.spawn(|| theirs(&cases, scratch));
-        for (case, folder, _) in &cases {
-            ours(case, folder);
-        }
-    });
+    // One after the other, since a case may name a port.
+    theirs(&cases, scratch);
+    for (case, folder, _) in &cases {
+        ours(case, folder);
+    }
     let differences: Vec<String> = cases
         .iter()
         .flat_map(|(case, ours, theirs)| {
@@ -184,8 +201,7 @@ fn assert_workers_equal(cases: Vec<Case>, scratch: &Scratch) {
 
 /// What the two workers do not agree on.
 fn differences(case: &Case, ours: &Worker, theirs: &Worker) -> Vec<String> {
-    let is_deepspeed = case.words.iter().any(|word| word == "--use_deepspeed");
-    let (our_variables, their_variables) = (compared(ours, is_deepspeed), compared(theirs, is_deepspeed));
+    let (our_variables, their_variables) = (compared(case, ours), compared(case, theirs));
     let names: BTreeSet<&String> = our_variables.keys().chain(their_variables.keys()).collect();
     let of_variables = names.into_iter().filter_map(|name| {
         let values = (our_variables.get(name), their_variables.get(name));
