@@ -41,6 +41,7 @@ use rankrun_host::process::link::{GuardLink, ToGuard};
 use rankrun_host::process::parent_pid;
 use rankrun_host::process::probe::{self, TellOfWait};
 use rankrun_host::process::proc::{can_scan_processes, proc_is_mounted};
+use rankrun_host::process::replace::become_program;
 use rankrun_host::process::reserve;
 use rankrun_host::process::signal::{self, HandledSignals, raise_with_default_action};
 use rankrun_host::process::spawn::InheritedState;
@@ -68,8 +69,10 @@ pub fn main() -> ExitCode {
     }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
     let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(ATTACH.as_bytes()));
-    let startup = if is_attach { Startup::unprepared() } else { Startup::prepare() };
     let mut argv: Vec<OsString> = std::env::args_os().collect();
+    // Another launcher's own program would inherit the preparations.
+    let is_unprepared = is_attach || other_launcher::is_for_other_program(&argv);
+    let startup = if is_unprepared { Startup::unprepared() } else { Startup::prepare() };
     let mut facts = gather_facts(wait_announcer(&argv));
     let remarks = match other_launcher::translate(&argv, &facts) {
         Ok(None) => Vec::new(),
@@ -79,7 +82,7 @@ pub fn main() -> ExitCode {
             translation.remarks
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
-        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, startup),
+        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program),
         Err(error) => return report_refusal(&error, &facts, None),
     };
     match cli::interpret(&argv, &facts) {
@@ -103,14 +106,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Becomes another launcher's own program, with the signal mask that this process got.
-fn run_other_program(program: &OtherProgram, startup: Startup) -> ExitCode {
-    if let Some(mask) = startup.mask {
-        let _ = mask.thread_set_mask();
-    }
-    let error = std::os::unix::process::CommandExt::exec(
-        std::process::Command::new(&program.path).args(&program.argv[1..]),
-    );
+/// Becomes another launcher's own program.
+fn run_other_program(program: &OtherProgram) -> ExitCode {
+    let Err(source) = become_program(&program.path, &program.argv);
+    let error = LaunchError::Setup { what: "run the other launcher's own program", source };
     reporter::report_error(&error, None)
 }
 

@@ -71,9 +71,13 @@ fn option_names(text: &str) -> BTreeSet<String> {
     words_with(text, "--", goes_on).into_iter().map(|option| option.replace('_', "-")).collect()
 }
 
-/// What the launcher (`""`) or a subcommand prints as help.
+/// What the launcher (`""`) or a subcommand prints as help; `rankrun accelerate --help` is accelerate's own.
 fn help_of(subcommand: &str) -> String {
-    let arguments = [subcommand, "--help"].into_iter().filter(|argument| !argument.is_empty());
+    let arguments = match subcommand {
+        "" => vec!["--help"],
+        "accelerate" | "deepspeed" => vec!["help", subcommand],
+        _ => vec![subcommand, "--help"],
+    };
     Launch::new(Name::Rankrun).args(arguments).run().expect_exit_code(0).stdout()
 }
 

@@ -3,6 +3,7 @@
 //! Rows of the torchrun contract run under both names, or under torchrun's alone; with `RANKRUN_E2E_ORACLE=1` the
 //! real torchrun takes that place. What torchrun 2.15 itself fails begins with [`harness::is_rankrun`].
 
+mod accelerate;
 mod bad_input;
 mod bad_programs;
 mod bad_workers;

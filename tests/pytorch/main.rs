@@ -1,5 +1,6 @@
 //! Real PyTorch under the real launcher.
 
+mod accelerate;
 mod ddp;
 mod deepspeed;
 mod early_exit;

@@ -88,6 +88,8 @@ pub trait World {
     fn process_id(&self) -> u32;
     /// Whether this process was started by that one or below it; true where that cannot be seen.
     fn descends_from(&self, process: u32) -> bool;
+    /// Whether another process listens on this TCP port, so that no store can.
+    fn is_port_in_use(&self, port: u16) -> bool;
     /// A random UUID, another one each time.
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and the further facts of `ask`; questions without an answer within `limit` are in

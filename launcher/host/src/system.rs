@@ -116,6 +116,11 @@ impl World for System {
         proc::descends_from(process)
     }
 
+    fn is_port_in_use(&self, port: u16) -> bool {
+        let bound = std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, port));
+        bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    }
+
     fn fresh_uuid(&self) -> uuid::Uuid {
         uuid::Uuid::new_v4()
     }

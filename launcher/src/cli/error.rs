@@ -45,6 +45,14 @@ pub(crate) enum CliError {
         /// What is wrong.
         error: UsageError,
     },
+    /// The command line of another launcher could not be read.
+    #[error("{message}")]
+    OtherUsage {
+        /// The fact.
+        message: String,
+        /// The one thing to do.
+        hint: String,
+    },
     /// A setting does not work out.
     #[error(transparent)]
     Setting(Box<SettingError>),
@@ -82,7 +90,7 @@ impl CliError {
     #[must_use]
     pub(crate) const fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage { .. } => exit_code::USAGE,
+            Self::Usage { .. } | Self::OtherUsage { .. } => exit_code::USAGE,
             _ => exit_code::LAUNCHER_FAILED,
         }
     }
@@ -95,6 +103,7 @@ impl CliError {
             Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => None,
             Self::Setting(error) => Some(error.hint.to_string()),
             Self::Devices(error) => Some(error.hint()),
+            Self::OtherUsage { hint, .. } => Some(hint.clone()),
             Self::Refused { hint, .. } => Some(hint.to_string()),
         }
     }

@@ -4,6 +4,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::Roff;
 
 use super::help::{self, page_sections};
+use super::other_launcher;
 use super::subcommand;
 
 /// The width of a text behind the page's margin on a terminal of 80 columns.
@@ -25,7 +26,8 @@ pub(super) fn page() -> String {
     for command in subcommand::all().filter(|command| command.get_name() != "run") {
         roff.control("SH", [format!("rankrun {}", command.get_name()).to_uppercase().as_str()]);
         let mut command = command.clone().term_width(TEXT_WIDTH);
-        preformatted(&mut roff, &command.render_long_help().to_string());
+        let help = other_launcher::help(command.get_name(), Some(TEXT_WIDTH));
+        preformatted(&mut roff, &help.unwrap_or_else(|| command.render_long_help().to_string()));
     }
     for (heading, text) in page_sections() {
         roff.control("SH", [heading.to_uppercase().as_str()]);

@@ -15,18 +15,18 @@ use rankrun_core::facts::Facts;
 
 /// A launch of another launcher, as rankrun's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Translation {
+pub(crate) struct Translation {
     /// Variables of the launcher's environment to set, or to remove where there is no value. The workers inherit them.
-    pub environment: Vec<(String, Option<OsString>)>,
+    pub(crate) environment: Vec<(String, Option<OsString>)>,
     /// The words behind `rankrun`: options, entrypoint and its arguments.
-    pub words: Vec<OsString>,
+    pub(crate) words: Vec<OsString>,
     /// What has no equivalent: a sentence each, without a full stop.
-    pub remarks: Vec<String>,
+    pub(crate) remarks: Vec<String>,
 }
 
 /// A command line of another launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OtherCommand {
+pub(crate) enum OtherCommand {
     /// Start workers, or explain what would be started.
     Launch(Translation),
     /// Print this on stdout and exit 0.
@@ -37,11 +37,11 @@ pub enum OtherCommand {
 
 /// A program that takes the place of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherProgram {
+pub(crate) struct OtherProgram {
     /// The file to execute.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Its arguments; the first is the name.
-    pub argv: Vec<OsString>,
+    pub(crate) argv: Vec<OsString>,
 }
 
 /// The launchers that rankrun can stand in for.
@@ -51,12 +51,21 @@ enum OtherLauncher {
     Deepspeed,
 }
 
+/// The help of the command of this name, where rankrun has one for it.
+pub(super) fn help(command: &str, width: Option<usize>) -> Option<String> {
+    match command {
+        "accelerate" => Some(accelerate::help(width)),
+        "deepspeed" => Some(deepspeed::help(width)),
+        _ => None,
+    }
+}
+
 /// The command line of another launcher, if this is one: by the name of the program, as the first word, or behind
 /// `explain` and its options.
 ///
 /// # Errors
 /// The other launcher refuses this command line, or rankrun has nothing for it.
-pub fn translate(argv: &[OsString], facts: &Facts) -> Result<Option<OtherCommand>, CliError> {
+pub(crate) fn translate(argv: &[OsString], facts: &Facts) -> Result<Option<OtherCommand>, CliError> {
     let Some((argv0, words)) = argv.split_first() else { return Ok(None) };
     if let Some((launcher, is_launch)) = called_as(argv0) {
         return launcher.translate(is_launch, words, facts).map(Some);
@@ -72,8 +81,25 @@ pub fn translate(argv: &[OsString], facts: &Facts) -> Result<Option<OtherCommand
             translation.words.splice(..0, words[..start].iter().cloned());
             OtherCommand::Launch(translation)
         }
+        OtherCommand::Run(_) if start > 0 => {
+            return Err(CliError::refused(
+                "`explain` explains a launch, and only accelerate's own program has this command",
+                "write `rankrun explain accelerate launch ...`",
+            ));
+        }
         OtherCommand::Print(_) | OtherCommand::Run(_) => command,
     }))
+}
+
+/// Whether another launcher's own program takes the place of this one.
+pub(crate) fn is_for_other_program(argv: &[OsString]) -> bool {
+    let Some((argv0, words)) = argv.split_first() else { return false };
+    let words = match called_as(argv0) {
+        Some((OtherLauncher::Accelerate, is_launch)) => Some(words).filter(|_| !is_launch),
+        Some((OtherLauncher::Deepspeed, _)) => None,
+        None => words.split_first().filter(|(first, _)| *first == "accelerate").map(|(_, rest)| rest),
+    };
+    words.is_some_and(|words| words.first().is_none_or(|word| word != "launch"))
 }
 
 /// The launcher of this program name, and whether the name includes `launch`.

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum};
+use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum, ValueHint};
 
 pub(super) use interpret::{find_subcommand, interpret, is_query};
 
@@ -17,6 +17,7 @@ use super::completion::Shell;
 use super::error::Expected;
 use super::help::at_width;
 use super::option::{FromText, possible_values_of};
+use super::other_launcher;
 use super::python_text::parse_float;
 use rankrun_core::device::DeviceType;
 
@@ -335,10 +336,21 @@ static COMMANDS: LazyLock<ClapCommand> = LazyLock::new(|| {
     command
 });
 
+/// The launchers whose command lines `other_launcher` translates before a subcommand is looked for.
+const OTHER_LAUNCHERS: [(&str, &str); 2] = [
+    ("accelerate", "Launch by a command line of `accelerate launch`, of Hugging Face"),
+    ("deepspeed", "Launch by a command line of `deepspeed`, of Microsoft"),
+];
+
 /// The commands before clap has built them: a built one does not take a further option as its own.
 pub(super) fn described() -> ClapCommand {
     let command = ClapCommand::new("rankrun").no_binary_name(true).disable_help_subcommand(true);
-    Subcommand::augment_subcommands(command).args_override_self(true).max_term_width(100)
+    let others = OTHER_LAUNCHERS.map(|(name, about)| {
+        let words = Arg::new("words").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true);
+        ClapCommand::new(name).about(about).disable_help_flag(true).arg(words.value_hint(ValueHint::AnyPath))
+    });
+    let command = Subcommand::augment_subcommands(command).subcommands(others);
+    command.args_override_self(true).max_term_width(100)
 }
 
 /// Every word that may stand first.
@@ -359,6 +371,9 @@ pub(super) fn options_of(command: &str) -> Vec<&'static str> {
 
 /// The help of a subcommand, without a width at the terminal's; nothing where there is no such word.
 pub(super) fn help_of(command: &str, is_long: bool, width: Option<usize>) -> Option<String> {
+    if let Some(help) = other_launcher::help(command, width) {
+        return Some(help);
+    }
     let mut command = at_width(COMMANDS.find_subcommand(command)?.clone(), width);
     let help = if is_long { command.render_long_help() } else { command.render_help() };
     Some(help.to_string())

@@ -27,6 +27,7 @@ pub struct FakeWorld {
     cuda_order: CudaOrder,
     queries: QueryLog,
     is_inside: bool,
+    ports_in_use: Vec<u16>,
 }
 
 /// What was asked of the hardware, in order; clones of a world write into one list.
@@ -49,6 +50,7 @@ impl Default for FakeWorld {
             cuda_order: Err("there is no driver".to_owned()),
             queries: QueryLog::default(),
             is_inside: true,
+            ports_in_use: Vec::new(),
         };
         nothing.folder("/job").folder("/tmp")
     }
@@ -97,6 +99,12 @@ impl FakeWorld {
     /// This process descends from no other.
     pub fn elsewhere(mut self) -> Self {
         self.is_inside = false;
+        self
+    }
+
+    /// A server answers on this port.
+    pub fn port_in_use(mut self, port: u16) -> Self {
+        self.ports_in_use.push(port);
         self
     }
 
@@ -212,6 +220,10 @@ impl World for FakeWorld {
 
     fn descends_from(&self, _process: u32) -> bool {
         self.is_inside
+    }
+
+    fn is_port_in_use(&self, port: u16) -> bool {
+        self.ports_in_use.contains(&port)
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {

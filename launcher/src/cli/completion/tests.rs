@@ -132,7 +132,8 @@ fn completion_connects_to_no_job() {
 
 #[test]
 fn help_completes_commands_and_topics() {
-    assert_eq!(offered(&["help", "de"]), ["devices"]);
+    assert_eq!(offered(&["help", "de"]), ["deepspeed", "devices"]);
+    assert_eq!(offered(&["acc"]), ["accelerate"]);
     assert_eq!(offered(&["help", "st"]), ["status", "stop", "stopping"]);
     let all = offered(&["help", ""]);
     for topic in TOPICS {

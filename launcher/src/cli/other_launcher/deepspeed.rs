@@ -19,6 +19,8 @@ use std::ffi::OsString;
 use super::{OtherCommand, Translation};
 use crate::cli::error::{CliError, SettingError};
 use args::{DeepspeedArgs, Parsed, option};
+
+pub(in crate::cli) use args::help;
 use devices::DeviceSource;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::LOOPBACK;

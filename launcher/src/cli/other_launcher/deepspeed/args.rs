@@ -8,6 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
 
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
+use crate::cli::help::at_width;
 use crate::cli::normalise::{Refusal, normalise};
 use crate::cli::subcommand::TextParser;
 use crate::cli::suggest::nearest_of;
@@ -19,17 +20,11 @@ const BEHIND: &str = "\
 Workers get the variables and the argument of deepspeed, and those of rankrun. `rankrun explain deepspeed
 ...` shows both and starts nothing. docs/deepspeed.md has the differences.
 ";
-const WIDTH: usize = 100;
 
 static COMMAND: LazyLock<Command> = LazyLock::new(|| {
     let command = Command::new("deepspeed").no_binary_name(true).disable_help_flag(true);
     let command = DeepspeedArgs::augment_args(command).args_override_self(true);
-    command
-        .about(ABOUT)
-        .override_usage(USAGE)
-        .after_help(BEHIND)
-        .max_term_width(WIDTH)
-        .hide_possible_values(true)
+    command.about(ABOUT).override_usage(USAGE).after_help(BEHIND).hide_possible_values(true)
 });
 
 /// The command line of `deepspeed`.
@@ -135,6 +130,11 @@ pub(super) struct DeepspeedArgs {
     pub(super) program: Vec<OsString>,
 }
 
+/// The help of the command; without a width at the terminal's.
+pub(in crate::cli) fn help(width: Option<usize>) -> String {
+    at_width(COMMAND.clone(), width).render_help().to_string()
+}
+
 /// What the words ask for.
 #[derive(Debug)]
 pub(super) enum Parsed {
@@ -153,7 +153,7 @@ pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
     let matches = match COMMAND.clone().try_get_matches_from(&normalised) {
         Ok(matches) => matches,
         Err(error) if error.kind() == ErrorKind::DisplayHelp => {
-            return Ok(Parsed::Help(COMMAND.clone().render_help().to_string()));
+            return Ok(Parsed::Help(help(None)));
         }
         Err(error) => return Err(usage(value_error(&error, words))),
     };
