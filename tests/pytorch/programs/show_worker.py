@@ -5,4 +5,4 @@ import os
 import sys
 
 with open(os.path.join(os.environ["SHOW_FOLDER"], f"{os.getpid()}.json"), "w") as shown:
-    json.dump({"argv": sys.argv, "environment": dict(os.environ)}, shown)
+    json.dump([sys.argv, dict(os.environ)], shown)
