@@ -10,7 +10,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use harness::{Launch, Name, Scratch, frameworks, free_port, python, python_modules};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::programs::{number_after, source};
 
@@ -100,19 +100,19 @@ impl Case {
 
 /// PyTorch's modules, the frameworks, and the folder of the programs, for `-m`.
 fn modules() -> String {
-    let programs = source("show_worker.py").parent().unwrap().to_owned();
-    python_modules(&[frameworks(), programs]).into_string().unwrap()
+    let programs = source("show_worker.py").parent().expect("it is in a folder").to_owned();
+    python_modules(&[frameworks(), programs]).into_string().expect("a path is text")
 }
 
 /// What the workers wrote into the folder, by rank.
 #[track_caller]
 fn workers_in(folder: &str) -> Vec<Worker> {
     let read = |entry: std::io::Result<fs::DirEntry>| {
-        let shown: Value = serde_json::from_slice(&fs::read(entry.unwrap().path()).unwrap()).unwrap();
-        let environment: Variables = serde_json::from_value(shown["environment"].clone()).unwrap();
-        Worker { argv: serde_json::from_value(shown["argv"].clone()).unwrap(), environment }
+        let bytes = fs::read(entry.expect("the folder is ours").path()).expect("the file is whole");
+        let (argv, environment) = serde_json::from_slice(&bytes).expect("a worker wrote it");
+        Worker { argv, environment }
     };
-    let mut workers: Vec<Worker> = fs::read_dir(folder).unwrap().map(read).collect();
+    let mut workers: Vec<Worker> = fs::read_dir(folder).expect("the folder is ours").map(read).collect();
     workers.sort_by_key(|worker| worker.environment.get("RANK").cloned());
     workers
 }
@@ -129,7 +129,7 @@ fn ours(case: &Case, folder: &str) {
 fn theirs(cases: &[(Case, String, String)], scratch: &Scratch) {
     let line = |(case, _, folder): &(Case, String, String)| {
         let mut environment = json!({
-            "PATH": std::env::var("PATH").unwrap(),
+            "PATH": std::env::var("PATH").unwrap_or_default(),
             "HOME": scratch.folder("home", 0o755),
             "TMPDIR": scratch.folder("tmp", 0o755),
             "PYTHONPATH": modules(),
@@ -143,10 +143,16 @@ fn theirs(cases: &[(Case, String, String)], scratch: &Scratch) {
     let lines: String = cases.iter().map(line).collect();
     let mut command = Command::new(python());
     command.arg(source("accelerate_runs.py")).env("PYTHONPATH", modules());
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("Python starts");
+    let mut input = child.stdin.take().expect("it is a pipe");
+    input.write_all(lines.as_bytes()).expect("Python reads its input");
+    drop(input);
+    let output = child.wait_with_output().expect("Python ends");
     let statuses = String::from_utf8_lossy(&output.stdout).into_owned();
     let all_succeeded =
         statuses.lines().count() == cases.len() && statuses.lines().all(|status| status == "0");

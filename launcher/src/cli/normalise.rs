@@ -94,9 +94,9 @@ impl<'a> ArgvReader<'a> {
         self.command.get_name() == "torchrun"
     }
 
-    /// Our own options are written in full. Other launchers' commands have none.
+    /// Our own options and accelerate's are written in full.
     fn can_be_abbreviated(&self, arg: &Arg) -> bool {
-        self.command.get_name() != "rankrun" || is_torchruns(arg, self.command)
+        self.command.get_name() == "deepspeed" || is_torchruns(arg, self.command)
     }
 
     fn classify(&self, word: &'a OsStr) -> Result<Word<'a>, UsageError> {

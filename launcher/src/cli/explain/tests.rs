@@ -100,6 +100,9 @@ fn sample(option: &Arg) -> String {
         (_, "signals-to-handle") => "SIGINT",
         (_, "warn-signal" | "stop-signal") => "INT",
         (_, "stop-signal-to") => "rank",
+        (_, "wrap") => "0:python3",
+        (_, "distributed") => "auto",
+        (_, "bind-cores") => "all",
         (Kind::Text, _) => "9",
     };
     value.to_owned()

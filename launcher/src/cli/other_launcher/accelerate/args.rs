@@ -73,7 +73,7 @@ pub(super) struct AccelerateArgs {
     /// static, or c10d: the machines then need no rank
     #[arg(long, value_name = "NAME", help_heading = MACHINES)]
     pub(super) rdzv_backend: Option<String>,
-    /// AccelerateSettings of the rendezvous, as in join_timeout=600
+    /// Settings of the rendezvous, as in join_timeout=600
     #[arg(long, value_name = "K=V,…", help_heading = MACHINES)]
     pub(super) rdzv_conf: Option<String>,
     /// How often the processes start again after one has failed [default: 0]
