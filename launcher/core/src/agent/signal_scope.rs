@@ -115,7 +115,7 @@ mod tests {
             signal_scope(spec, GlobalRank(rank), &ProgramFile::Other, Some(Path::new("/usr/bin/python3")))
         };
         assert_eq!([0, 1].map(|rank| scope(&spec, rank)), [SignalScope::Rank, SignalScope::Group]);
-        spec.options.stop_signal_to = StopTarget::Rank;
+        spec.options.stop_signal_to = Some(StopTarget::Rank);
         assert_eq!(scope(&spec, 1), SignalScope::Rank);
     }
 
