@@ -499,8 +499,8 @@ impl State {
         }
     }
 
-    /// The only way to stop workers: the signal to each process group, and SIGKILL after the grace period of
-    /// this reason.
+    /// The only way to stop workers: the signal to each rank or its process group
+    /// ([`signal_scope`](super::signal_scope)), and SIGKILL to all groups after the grace period of this reason.
     fn stop_workers(
         &mut self,
         now: Instant,
