@@ -9,7 +9,6 @@ pub mod error;
 pub mod option;
 
 mod behind;
-mod by_hand;
 mod completion;
 mod config;
 mod contradiction;
@@ -17,6 +16,7 @@ mod device_request;
 mod endpoint;
 mod entrypoint;
 mod explain;
+mod external_worker;
 mod help;
 mod limits;
 mod logs;
@@ -47,8 +47,8 @@ mod values;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-pub use by_hand::Attach;
 pub use error::{CliError, SettingError, UsageError};
+pub use external_worker::Attach;
 
 use rankrun_core::facts::Facts;
 use rankrun_core::gc::GcRequest;
@@ -110,7 +110,7 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
         Some((argv0, words)) => (argv0.as_os_str(), words),
         None => (OsStr::new(""), argv),
     };
-    if let Some(attach) = by_hand::parse_attach(words) {
+    if let Some(attach) = external_worker::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
     let cli_flavor = cli_flavor(argv0);

@@ -10,12 +10,12 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::Launch;
 use super::behind::tell_options_behind;
-use super::by_hand::resolve_left_out;
 use super::contradiction::refuse_contradicting_times;
 use super::device_request::resolve_devices;
 use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::hint_for_restarts;
 use super::error::{CliError, Expected, Origin, SettingError};
+use super::external_worker::resolve_external_worker;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
@@ -43,7 +43,7 @@ const INTERVAL: Expected = Expected::new("a number of seconds above 0", "30");
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
 const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-const STUCK_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+const DSTATE_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 /// The process that started the launcher looks there for the reason of its failure.
 const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 
@@ -71,7 +71,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     let stdin = resolve_stdin(settings, workers)?;
     let restart = resolve_restart(settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
-    let left_out = resolve_left_out(settings, workers)?;
+    let external_worker = resolve_external_worker(settings, workers)?;
     let role =
         settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(settings, workers, &mut notices)?;
@@ -96,7 +96,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         start_timeout,
         time_limit,
         signals,
-        dstate_timeout: seconds_of(facts, STUCK_VARIABLE),
+        dstate_timeout: seconds_of(facts, DSTATE_VARIABLE),
         logs,
         stdin,
         defaults,
@@ -105,7 +105,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         device_request,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
-        external_worker: left_out,
+        external_worker,
         nesting,
         options: settings.args.independent.clone(),
     };
