@@ -36,7 +36,7 @@ fn printed_variable(outcome: &Outcome, rank: u32, name: &str) -> Option<String> 
 }
 
 #[test]
-fn job_succeeds_when_left_out_worker_does() {
+fn job_succeeds_when_external_worker_does() {
     if !is_rankrun() {
         return;
     }
@@ -63,7 +63,7 @@ fn job_succeeds_when_left_out_worker_does() {
 }
 
 #[test]
-fn left_out_worker_trains_with_launched_worker() {
+fn external_worker_trains_with_launched_worker() {
     let program = example("data_parallel").into_os_string();
     let job = Launch::standalone(Name::Rankrun, 2).args(["--leave-out", "1"]).args([program]).start();
     let hand = launch_script(&wait_for_script_path(&job, 1), "").run();
@@ -72,7 +72,7 @@ fn left_out_worker_trains_with_launched_worker() {
 }
 
 #[test]
-fn left_out_worker_failure_fails_job_with_its_status() {
+fn external_worker_failure_fails_job_with_its_status() {
     for (step, status) in [("exit=7", 7), ("die=SIGUSR1", 128 + 10)] {
         let launch = leave_out_rank_1(Name::Rankrun).args(["--grace", "3600"]);
         let job = launch.worker(["rank0:forever", &format!("rank1:{step}")]).start();
@@ -83,7 +83,7 @@ fn left_out_worker_failure_fails_job_with_its_status() {
 }
 
 #[test]
-fn left_out_worker_error_file_is_reported() {
+fn external_worker_error_file_is_reported() {
     let report = r#"error-file={"message": "of the hand", "timestamp": "1"}"#;
     let job = leave_out_rank_1(Name::Rankrun).worker(["rank0:forever", report, "exit=1"]).start();
     launch_script(&wait_for_script_path(&job, 1), "").run().expect_exit_code(1);
@@ -105,7 +105,7 @@ fn wrapper_killed_fails_job_as_its_worker() {
 }
 
 #[test]
-fn job_failure_is_shown_to_left_out_worker_without_killing_it() {
+fn job_failure_is_shown_to_external_worker_without_killing_it() {
     let scratch = Scratch::new();
     let (fails, goes_on) = (Gate::new(&scratch, "fails"), Gate::new(&scratch, "goes-on"));
     let steps = [
@@ -128,7 +128,7 @@ fn job_failure_is_shown_to_left_out_worker_without_killing_it() {
 }
 
 #[test]
-fn launcher_signal_is_shown_to_left_out_worker() {
+fn launcher_signal_is_shown_to_external_worker() {
     let gate = Gate::closed();
     let job = leave_out_rank_1(Name::Rankrun)
         .args(["--grace", "3600"])
@@ -145,7 +145,7 @@ fn launcher_signal_is_shown_to_left_out_worker() {
 }
 
 #[test]
-fn launcher_death_is_shown_to_left_out_worker() {
+fn launcher_death_is_shown_to_external_worker() {
     let gate = Gate::closed();
     let job = leave_out_rank_1(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
@@ -165,7 +165,7 @@ fn launcher_death_is_shown_to_left_out_worker() {
 }
 
 #[test]
-fn unstarted_left_out_worker_is_awaited_until_signal() {
+fn unstarted_external_worker_is_awaited_until_signal() {
     if !is_rankrun() {
         return;
     }
@@ -184,7 +184,7 @@ fn unstarted_left_out_worker_is_awaited_until_signal() {
 }
 
 #[test]
-fn unstarted_left_out_worker_is_named_at_stop() {
+fn unstarted_external_worker_is_named_at_stop() {
     let job = leave_out_rank_1(Name::Rankrun).worker(["alive", "forever"]).start();
     let _ = wait_for_script_path(&job, 1);
     job.wait_for_line("alive rank=0");
@@ -267,7 +267,7 @@ fn script_is_accessible_to_its_user_only() {
 }
 
 #[test]
-fn ctrl_c_reaches_left_out_worker_and_its_exit_fails_job() {
+fn ctrl_c_reaches_external_worker_and_its_exit_fails_job() {
     let job = leave_out_rank_1(Name::Rankrun)
         .worker(["rank0:forever", "catch", "tty", "alive", "signal", "exit=3"])
         .start();

@@ -250,7 +250,7 @@ pub enum IgnoredBecause {
     /// Only the static rendezvous has it.
     OnlyStatic,
     /// Nodes always tell each other how many workers they have.
-    RanksAreTold,
+    WorkerCountsAreExchanged,
     /// `--run-path` says how the entrypoint runs.
     RunPath,
     /// Workers are always started in one way.
@@ -269,7 +269,7 @@ impl fmt::Display for IgnoredBecause {
             Self::FixedPort => "with a given port the workers are told the address given with it",
             Self::Endpoint => "`--rdzv-endpoint` says it",
             Self::OnlyStatic => "only the static rendezvous has it",
-            Self::RanksAreTold => "nodes always tell each other how many workers they have",
+            Self::WorkerCountsAreExchanged => "nodes always tell each other how many workers they have",
             Self::RunPath => "`--run-path` says how the script runs",
             Self::OneStartMethod => "every worker is a fresh process",
             Self::NoLogTree => "`--log-dir /dev/null` makes no files",

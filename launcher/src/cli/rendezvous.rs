@@ -259,7 +259,7 @@ fn resolve_c10d(
 fn tell_without_store(settings: &Settings<'_>, notices: &mut Vec<Notice>) {
     if settings.facts.variable(IDENTICAL_VARIABLE).is_some_and(|value| value == "1") {
         let origin = Origin::Variable(IDENTICAL_VARIABLE.to_owned());
-        notices.push(Notice::Ignored { origin, because: IgnoredBecause::RanksAreTold });
+        notices.push(Notice::Ignored { origin, because: IgnoredBecause::WorkerCountsAreExchanged });
     }
 }
 

@@ -146,7 +146,7 @@ pub enum Input {
     /// The answer to [`Action::WriteParentFile`].
     ParentFileWritten,
     /// The other nodes are told of the outcome.
-    PeersTold {
+    PeersNotified {
         /// Until when they may need something of this node.
         until: Instant,
     },

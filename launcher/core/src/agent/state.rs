@@ -248,7 +248,7 @@ impl State {
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
             | Input::ParentFileWritten
-            | Input::PeersTold { .. }
+            | Input::PeersNotified { .. }
             | Input::PeersLeft => Vec::new(),
             Input::DescendantReaped if self.awaits_groups() => vec![self.check_groups()],
             Input::DescendantReaped => self.retry_kill_of_leftovers(),

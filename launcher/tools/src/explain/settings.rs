@@ -97,7 +97,7 @@ pub(super) struct SettingOrigins<'a> {
     pub(super) facts: &'a Facts,
 }
 
-const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+const DSTATE_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
@@ -305,7 +305,7 @@ impl SettingOrigins<'_> {
             EventLog::Off => "null",
             EventLog::Console => "console",
         };
-        let stuck = spec.dstate_timeout.map(|_| STUCK_LIMIT);
+        let dstate = spec.dstate_timeout.map(|_| DSTATE_LIMIT);
         let leftovers = match spec.leftovers {
             LeftoverPolicy::Keep => None,
             LeftoverPolicy::End { grace } => Some(time(grace)),
@@ -319,7 +319,7 @@ impl SettingOrigins<'_> {
             setting(
                 "stuck-limit",
                 spec.dstate_timeout.map(time).and_then(known),
-                self.variable_of(stuck.as_slice()),
+                self.variable_of(dstate.as_slice()),
             ),
             self.option("signals-to-handle", Some(spec.signals.text.clone())),
             self.option("event-log-handler", Some(events.to_owned())),

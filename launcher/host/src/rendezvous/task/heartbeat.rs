@@ -229,7 +229,7 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(1);
 
     #[test]
-    fn own_heartbeat_is_left_out_while_the_heartbeat_task_sends() {
+    fn own_heartbeat_is_omitted_while_the_heartbeat_task_sends() {
         let origin = Instant::now();
         let at = |millis| origin + Duration::from_millis(millis);
         let tick = |acknowledged, own, now| {
