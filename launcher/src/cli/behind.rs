@@ -37,7 +37,7 @@ const COMMON: &[&str] = &[
 
 /// A notice of the options behind the entrypoint that only a launcher has. A `--`, or the same option before the entrypoint,
 /// says that they are meant for the program.
-pub(super) fn tell_options_behind(line: &CommandLine) -> Option<Notice> {
+pub(super) fn options_behind_notice(line: &CommandLine) -> Option<Notice> {
     if line.is_separated {
         return None;
     }
@@ -75,7 +75,7 @@ mod tests {
     fn notice_text(line: &str) -> Option<String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
         match parse(CliFlavor::Rankrun, &words).unwrap() {
-            ParsedArgs::Launch(line) => tell_options_behind(&line).map(|notice| notice.to_string()),
+            ParsedArgs::Launch(line) => options_behind_notice(&line).map(|notice| notice.to_string()),
             other => panic!("no launch: {other:?}"),
         }
     }

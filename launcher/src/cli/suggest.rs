@@ -255,7 +255,7 @@ pub(super) fn answer_to_command(word: &str) -> Option<String> {
 }
 
 /// A warning for each variable with a prefix of ours that nothing reads.
-pub(super) fn tell_unknown_variables(facts: &Facts) -> Vec<Notice> {
+pub(super) fn unknown_variable_notices(facts: &Facts) -> Vec<Notice> {
     let filled = facts.environment().iter().filter(|(_, value)| !value.is_empty());
     let mut names: Vec<&str> = filled.filter_map(|(name, _)| name.to_str()).collect();
     names.sort_unstable();

@@ -506,9 +506,9 @@ impl ClientError {
         }
     }
 
-    /// How much a failed attempt says about the other end: a program that accepts the connection in silence exists, while
+    /// How much a failed attempt shows of the other end: a program that accepts the connection in silence exists, while
     /// the other addresses of its name may belong to no machine.
-    fn says(&self) -> u8 {
+    fn evidence(&self) -> u8 {
         match self {
             Self::NoStore | Self::AnotherProgram { .. } => 4,
             Self::Silent { .. } => 3,
@@ -536,10 +536,10 @@ impl ClientError {
         ))
     }
 
-    /// The error that says more; the earlier one if both say as much.
+    /// The error with more evidence; the earlier one if both have as much.
     fn or_better(self, before: Option<Self>) -> Self {
         match before {
-            Some(before) if before.says() >= self.says() => before,
+            Some(before) if before.evidence() >= self.evidence() => before,
             _ => self,
         }
     }

@@ -106,7 +106,7 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
 }
 
 /// A warning for each key that nothing reads; torchrun takes no notice of it.
-pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
+pub(super) fn unknown_key_notices(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
     let found =
         settings.get(&settings.args.torchrun.rdzv_conf).filter(|_| settings.cli_flavor == CliFlavor::Rankrun);
     let Some(Setting { origin, value }) = found else { return Ok(Vec::new()) };

@@ -43,11 +43,11 @@ impl Nodes {
         }
     }
 
-    /// A store on a port that no other node knows: more nodes cannot come.
+    /// Checks that the job can run on one node: no other node knows the port of its store.
     ///
     /// # Errors
     /// Where the job needs them: torchrun waits for them in vain.
-    pub(super) fn must_do_alone(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
+    pub(super) fn check_single_node(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
         let Some(Setting { origin, value }) = self.setting.clone().filter(|_| self.range.allows_many())
         else {
             return Ok(());
@@ -71,12 +71,12 @@ impl Nodes {
     }
 }
 
-/// For an empty run id, in whose place each node makes one up, as under torchrun: no two have the same.
+/// Checks that the job can run on one node: in place of an empty run id each node makes up its own, as under torchrun.
 ///
 /// # Errors
 /// Where the job needs more nodes, which torchrun waits for in vain; in our own words wherever more may come, since each
 /// would run the whole job for itself.
-pub(super) fn must_do_without_id(
+pub(super) fn check_empty_run_id(
     origin: &Origin,
     NodeRange { min, max }: NodeRange,
     cli_flavor: CliFlavor,
