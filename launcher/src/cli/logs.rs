@@ -70,7 +70,7 @@ fn missing_rank_notices(settings: &Settings<'_>, logs: &LogSpec, workers: LocalW
     };
     let console = logs.console.as_ref();
     let is_silent = console.is_some_and(|ranks| ranks.iter().all(is_missing));
-    let effect = if is_silent { "no rank is heard on the console" } else { "higher ranks have no effect" };
+    let effect = if is_silent { "the console shows no output" } else { "higher ranks have no effect" };
     let lists = [
         (&settings.args.torchrun.redirects, names_missing(&logs.redirects), "higher ranks have no effect"),
         (&settings.args.torchrun.tee, names_missing(&logs.tee), "higher ranks have no effect"),

@@ -482,10 +482,10 @@ pub enum ClientError {
         limit: Duration,
     },
     /// The other end is not a store.
-    #[error("what answers does not speak the store's protocol")]
+    #[error("the program at the store's address does not speak the store's protocol")]
     NoStore,
     /// The other end answers the first request and is not a store.
-    #[error("what answers does not speak the store's protocol")]
+    #[error("the program at the store's address does not speak the store's protocol")]
     AnotherProgram {
         /// Its first bytes, not fit for a terminal.
         reply: Vec<u8>,

@@ -148,8 +148,8 @@ const NO_STORE_TYPE: Problem = Problem {
 const FILE_STORE: Problem = Problem { text: "a store in a file", ..NO_STORE_TYPE };
 /// `is_host=0` where no other node can be the host.
 pub(super) const NO_HOST: Problem = Problem {
-    text: "and a job that is alone has no other node to open the store",
-    hint: "leave the key out, or name the store with `--rdzv-endpoint HOST:PORT`",
+    text: "and a job of one node has no other node to host the store",
+    hint: "leave `is_host` out",
 };
 
 impl Conf {

@@ -91,7 +91,7 @@ pub(super) fn check_empty_run_id(
     let nodes = if min == max { max.to_string() } else { format!("{min} to {max}") };
     let problem =
         format!("is empty, and each of {nodes} nodes would make up a run id that no other node has");
-    let hint = "give the job one name on all nodes; is a variable unset that holds it?";
+    let hint = "give all nodes the same name, as in `--rdzv-id NAME`";
     Err(SettingError::of_origin(origin.clone(), problem, hint).into())
 }
 

@@ -43,7 +43,7 @@ fn listed(devices: &[ChosenDevice], value: &OsString) -> DeviceChoice {
         match devices.iter().find(|device| Some(module(device)) == number) {
             None => dropped.push(format!("there is no module `{entry}`")),
             Some(device) if named.iter().any(|other| other.position == device.position) => {
-                dropped.push(format!("`{entry}` stands there again and counts once"));
+                dropped.push(format!("`{entry}` is listed again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, false)),
         }
