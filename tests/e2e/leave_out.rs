@@ -98,7 +98,7 @@ fn wrapper_killed_fails_job_as_its_worker() {
     job.wait_for_line("started by hand");
     hand.signal(Signal::SIGKILL);
     let outcome = job.wait();
-    // The other one hears nothing but SIGKILL.
+    // The worker behind the wrapper gets SIGKILL and no other signal.
     outcome.expect_exit_code(137).expect_stderr("rank 1 failed first");
     assert!(outcome.stderr().contains(field(&line, "pid").expect("a pid")), "{outcome}");
     hand.wait().expect_signal(Signal::SIGKILL);
@@ -170,7 +170,7 @@ fn unstarted_external_worker_is_awaited_until_signal() {
         return;
     }
     for name in Name::for_shared_behaviour() {
-        // Of the others none is left, and no limit of ours is on it.
+        // No other worker is left, and the launcher sets no time limit.
         let job = leave_out_rank_1(*name)
             .args(["--shutdown-timeout", "0"])
             .worker(["alive", "rank1:forever"])

@@ -22,8 +22,8 @@ pub enum Notice {
         /// The others, with their places.
         others: Vec<(PythonSource, PathBuf)>,
     },
-    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1. The sentence is torchrun's, since people search
-    /// for it.
+    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1. The sentence is torchrun's, since people
+    /// search for it.
     SingleOmpThread,
     /// More than one worker and no `OMP_NUM_THREADS`: they share the CPUs.
     OmpThreads {
@@ -107,14 +107,15 @@ pub enum Notice {
         /// As it is said.
         text: String,
     },
-    /// A detail, such as a missing library or the number of workers; shown at [`Verbosity::Info`](crate::spec::Verbosity).
+    /// A detail, such as a missing library or the number of workers; shown at
+    /// [`Verbosity::Info`](crate::spec::Verbosity).
     Detail {
         /// As it is said.
         text: String,
         /// The line of torch's `run.py` that says this, where it does.
         torch_line: Option<u32>,
     },
-    /// A variable with a prefix of ours or torchrun's that nothing reads.
+    /// A variable with the prefix of rankrun or torchrun that nothing reads.
     UnknownVariable {
         /// Its name.
         name: String,

@@ -84,7 +84,7 @@ pub fn worker_command(
         .map(|(name, _)| *name)
         .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
-        // One of a launcher above this one is another's.
+        // These two of an outer launcher describe the outer job.
         .chain([env::DEVICE, env::ROUND])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);

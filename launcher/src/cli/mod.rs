@@ -1,9 +1,9 @@
 //! argv and environment → `LaunchSpec`.
 //!
 //! The name of the program picks the options: `torchrun` has torchrun's, any other name has ours too. A subcommand is
-//! recognised only as the first word, so that every path, also `./run`, is an entrypoint. `normalise` applies argparse's
-//! rules, `settings` reads the words with clap and knows which value counts, `resolve` and its neighbours decide.
-//! Nothing is started, made or changed here, and nothing is printed.
+//! recognised only as the first word, so that every path, also `./run`, is an entrypoint. `normalise` applies
+//! argparse's rules, `settings` reads the words with clap and knows which value counts, `resolve` and its neighbours
+//! decide. Nothing is started, made or changed here, and nothing is printed.
 
 pub mod error;
 pub mod option;
@@ -126,7 +126,7 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     }
 }
 
-/// Whether the words only ask what would be: whatever comes of it, nothing is launched.
+/// Whether the words are a query, which launches nothing even if it fails.
 #[must_use]
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };

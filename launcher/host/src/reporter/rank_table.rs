@@ -297,7 +297,7 @@ fn time(time: Duration) -> String {
     }
 }
 
-/// Cuts the text to so many columns. A character that may be two columns wide counts as two.
+/// Cuts the text to this number of columns. A character that may be two columns wide counts as two.
 fn cut(text: &str, room: usize) -> String {
     let width = |letter: char| if letter < '\u{1100}' || letter == '…' { 1 } else { 2 };
     let text = text.replace('\t', " ");

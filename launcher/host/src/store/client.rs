@@ -23,7 +23,7 @@ use wire::Wire;
 /// The pauses between two rounds of connection attempts: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// An answer may take so many round trips of its connection: a lost packet is sent again after about two.
+/// The most round trips of its connection that an answer may take: a lost packet is sent again after about two.
 pub(crate) const ROUND_TRIPS: u32 = 4;
 
 /// How long the store may take to answer over a connection with this round trip.
@@ -341,7 +341,7 @@ impl Client {
         Ok(arrived)
     }
 
-    /// Whether the wait is answered, and whether it goes on.
+    /// Whether the wait is answered, or continues.
     async fn read_wait(&mut self, deadline: Instant, take_back: bool) -> Result<(bool, bool), ClientError> {
         match self.wire.read(ReplyKind::Wait, deadline).await? {
             Some(Reply::Arrived) => Ok((true, false)),

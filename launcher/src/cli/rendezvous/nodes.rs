@@ -74,8 +74,8 @@ impl Nodes {
 /// Checks that the job can run on one node: in place of an empty run id each node makes up its own, as under torchrun.
 ///
 /// # Errors
-/// Where the job needs more nodes, which torchrun waits for in vain; in our own words wherever more may come, since each
-/// would run the whole job for itself.
+/// Where the job needs more nodes, which torchrun waits for in vain; in our own words wherever more may come, since
+/// each would run the whole job for itself.
 pub(super) fn check_empty_run_id(
     origin: &Origin,
     NodeRange { min, max }: NodeRange,
@@ -106,7 +106,7 @@ fn parse_nodes(text: &str) -> Option<NodeRange> {
     (min <= max).then_some(NodeRange { min, max })
 }
 
-/// The rank of this node in a job of so many; torchrun's 0 where it is not given.
+/// The rank of this node in a job of `nodes` nodes; torchrun's 0 where it is not given.
 ///
 /// # Errors
 /// A rank that no node of the job has.

@@ -32,7 +32,7 @@ use rankrun_core::spec::{
 /// One setting with its value and source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SettingLine {
-    /// The name of the setting: its option without dashes, else a word of ours.
+    /// The name of the setting: its option without dashes, else a word of this command.
     pub name: Cow<'static, str>,
     /// The value that counts; `null` for none.
     pub value: Option<LaunchValue>,

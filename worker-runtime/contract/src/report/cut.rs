@@ -1,7 +1,7 @@
 //! Long texts of error files: the start, the end, and between them a line with the sizes.
 //!
-//! [`JsonCutter`] cuts the texts of a JSON file of any size while it is read, in bounded memory. [`cut_text`] cuts one text.
-//! A text that has been cut before keeps its first size.
+//! [`JsonCutter`] cuts the texts of a JSON file of any size while it is read, in bounded memory. [`cut_text`] cuts one
+//! text. A text that has been cut before keeps its first size.
 
 use std::borrow::Cow;
 
@@ -183,7 +183,7 @@ impl Text {
         self.last.push(&escape, len);
     }
 
-    /// Begins a new part where the last one is full, unless a letter goes on.
+    /// Begins a new part where the last one is full, unless a letter is cut there.
     fn make_room(&mut self, is_rest_of_letter: bool) {
         if self.last.bytes.len() < KEPT_PART_BYTES || is_rest_of_letter {
             return;
