@@ -113,7 +113,7 @@ fn run_other_program(program: &OtherProgram) -> ExitCode {
     reporter::report_error(&error, None)
 }
 
-/// Refuses the command line. The shim's user is told the way to PyTorch's own launcher, if that has the feature.
+/// Refuses the command line. Under a shim the hint is how to start PyTorch's own launcher, if that has the feature.
 fn report_refusal(error: &CliError, facts: &Facts, parent_file: Option<&Path>) -> ExitCode {
     let mut text = error.render();
     if facts.calling_python().is_some() && error.is_not_supported() {

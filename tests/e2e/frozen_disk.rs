@@ -13,7 +13,7 @@ use crate::hanging_calls::{AT_ONCE, lacks_fuse};
 #[track_caller]
 pub(crate) fn with_frozen_folder(launch: Launch, folder: &str) -> Launch {
     let launch = launch.stdin_open().under(["unshare", "--mount", "--propagation", "private"]);
-    launch.under([fixture("silent").into_os_string(), "disk".into(), folder.into()])
+    launch.under([fixture("hanging_server").into_os_string(), "disk".into(), folder.into()])
 }
 
 /// A launcher that waits for its frozen log folder, and its agent.

@@ -29,14 +29,14 @@ const SILENT_NAME_SERVER: &str = r#"
 fn with_silent_name_server(launch: Launch) -> Launch {
     let unshare = ["unshare", "--net", "--mount", "--propagation", "private"];
     let launch = launch.under(unshare).under(["sh", "-c", SILENT_NAME_SERVER, "sh"]);
-    launch.under([fixture("silent").into_os_string(), "names".into()])
+    launch.under([fixture("hanging_server").into_os_string(), "names".into()])
 }
 
 /// A launch in a mount namespace where `folder` is on a file system without a server.
 #[track_caller]
 pub(crate) fn with_silent_folder(launch: Launch, folder: &str) -> Launch {
     let launch = launch.under(["unshare", "--mount", "--propagation", "private"]);
-    launch.under([fixture("silent").into_os_string(), "folder".into(), folder.into()])
+    launch.under([fixture("hanging_server").into_os_string(), "folder".into(), folder.into()])
 }
 
 /// Moves a folder to a file system that is not a local disk for the launcher, inside the namespace of the launch.
@@ -141,7 +141,7 @@ fn restart_with_silent_program(scratch: &Scratch, workers: usize) -> (Job, Strin
     let (hang, folder) = (scratch.folder("hang", 0o700), scratch.folder("programs", 0o700));
     let program = format!("{folder}/program");
     std::fs::copy("/bin/true", &program).expect("a program can be copied");
-    let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
+    let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("hanging_server").display());
     // The program of each rank was executed before rank 0 covers it.
     let running = format!("{}/running", scratch.path().display());
     let others = format!("[ $LOCAL_RANK = 0 ] || {{ : >'{running}'; exec sleep infinity; }}");
@@ -166,7 +166,7 @@ fn silent_program_folder_leaves_signals_answered() {
 }
 
 #[test]
-fn ranks_that_wait_for_their_restart_are_not_called_left_out() {
+fn ranks_that_wait_for_their_restart_are_not_called_external() {
     if lacks_fuse() {
         return;
     }
@@ -180,13 +180,15 @@ fn ranks_that_wait_for_their_restart_are_not_called_left_out() {
 
 /// A worker that fails after its log folder has stopped to answer.
 fn fail_without_log_folder(launch: Launch, hang: &str, logs: &str) -> Job {
-    let cover =
-        format!("'{}' cover '{hang}' \"$$(dirname $TORCHELASTIC_ERROR_FILE)\"", fixture("silent").display());
+    let cover = format!(
+        "'{}' cover '{hang}' \"$$(dirname $TORCHELASTIC_ERROR_FILE)\"",
+        fixture("hanging_server").display()
+    );
     with_network_folder(launch.shell(&format!("{cover} || exit 9; exit 3")), hang, logs).start()
 }
 
 #[test]
-fn log_folder_that_falls_silent_is_left_out_at_end() {
+fn log_folder_that_falls_silent_is_skipped_at_end() {
     if lacks_fuse() {
         return;
     }

@@ -36,7 +36,7 @@ fn printed_variable(outcome: &Outcome, rank: u32, name: &str) -> Option<String> 
 }
 
 #[test]
-fn job_succeeds_when_left_out_worker_does() {
+fn job_succeeds_when_external_worker_does() {
     if !is_rankrun() {
         return;
     }
@@ -63,7 +63,7 @@ fn job_succeeds_when_left_out_worker_does() {
 }
 
 #[test]
-fn left_out_worker_trains_with_launched_worker() {
+fn external_worker_trains_with_launched_worker() {
     let program = example("data_parallel").into_os_string();
     let job = Launch::standalone(Name::Rankrun, 2).args(["--leave-out", "1"]).args([program]).start();
     let hand = launch_script(&wait_for_script_path(&job, 1), "").run();
@@ -72,7 +72,7 @@ fn left_out_worker_trains_with_launched_worker() {
 }
 
 #[test]
-fn script_of_left_out_worker_has_its_wrapper() {
+fn script_of_external_worker_has_its_wrapper() {
     let wrap = "1:sh -c 'echo wrapped %r; exec \"$@\"' sh";
     let job = leave_out_rank_1(Name::Rankrun).args(["--wrap", wrap]).worker(["alive"]).start();
     let hand = launch_script(&wait_for_script_path(&job, 1), "").run();
@@ -81,7 +81,7 @@ fn script_of_left_out_worker_has_its_wrapper() {
 }
 
 #[test]
-fn left_out_worker_failure_fails_job_with_its_status() {
+fn external_worker_failure_fails_job_with_its_status() {
     for (step, status) in [("exit=7", 7), ("die=SIGUSR1", 128 + 10)] {
         let launch = leave_out_rank_1(Name::Rankrun).args(["--grace", "3600"]);
         let job = launch.worker(["rank0:forever", &format!("rank1:{step}")]).start();
@@ -92,7 +92,7 @@ fn left_out_worker_failure_fails_job_with_its_status() {
 }
 
 #[test]
-fn left_out_worker_error_file_is_reported() {
+fn external_worker_error_file_is_reported() {
     let report = r#"error-file={"message": "of the hand", "timestamp": "1"}"#;
     let job = leave_out_rank_1(Name::Rankrun).worker(["rank0:forever", report, "exit=1"]).start();
     launch_script(&wait_for_script_path(&job, 1), "").run().expect_exit_code(1);
@@ -107,14 +107,14 @@ fn wrapper_killed_fails_job_as_its_worker() {
     job.wait_for_line("started by hand");
     hand.signal(Signal::SIGKILL);
     let outcome = job.wait();
-    // The other one hears nothing but SIGKILL.
+    // The worker behind the wrapper gets SIGKILL and no other signal.
     outcome.expect_exit_code(137).expect_stderr("rank 1 failed first");
     assert!(outcome.stderr().contains(field(&line, "pid").expect("a pid")), "{outcome}");
     hand.wait().expect_signal(Signal::SIGKILL);
 }
 
 #[test]
-fn job_failure_is_shown_to_left_out_worker_without_killing_it() {
+fn job_failure_is_shown_to_external_worker_without_killing_it() {
     let scratch = Scratch::new();
     let (fails, goes_on) = (Gate::new(&scratch, "fails"), Gate::new(&scratch, "goes-on"));
     let steps = [
@@ -137,7 +137,7 @@ fn job_failure_is_shown_to_left_out_worker_without_killing_it() {
 }
 
 #[test]
-fn launcher_signal_is_shown_to_left_out_worker() {
+fn launcher_signal_is_shown_to_external_worker() {
     let gate = Gate::closed();
     let job = leave_out_rank_1(Name::Rankrun)
         .args(["--grace", "3600"])
@@ -154,7 +154,7 @@ fn launcher_signal_is_shown_to_left_out_worker() {
 }
 
 #[test]
-fn launcher_death_is_shown_to_left_out_worker() {
+fn launcher_death_is_shown_to_external_worker() {
     let gate = Gate::closed();
     let job = leave_out_rank_1(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
@@ -174,12 +174,12 @@ fn launcher_death_is_shown_to_left_out_worker() {
 }
 
 #[test]
-fn unstarted_left_out_worker_is_awaited_until_signal() {
+fn unstarted_external_worker_is_awaited_until_signal() {
     if !is_rankrun() {
         return;
     }
     for name in Name::for_shared_behaviour() {
-        // Of the others none is left, and no limit of ours is on it.
+        // No other worker is left, and the launcher sets no time limit.
         let job = leave_out_rank_1(*name)
             .args(["--shutdown-timeout", "0"])
             .worker(["alive", "rank1:forever"])
@@ -193,7 +193,7 @@ fn unstarted_left_out_worker_is_awaited_until_signal() {
 }
 
 #[test]
-fn unstarted_left_out_worker_is_named_at_stop() {
+fn unstarted_external_worker_is_named_at_stop() {
     let job = leave_out_rank_1(Name::Rankrun).worker(["alive", "forever"]).start();
     let _ = wait_for_script_path(&job, 1);
     job.wait_for_line("alive rank=0");
@@ -276,7 +276,7 @@ fn script_is_accessible_to_its_user_only() {
 }
 
 #[test]
-fn ctrl_c_reaches_left_out_worker_and_its_exit_fails_job() {
+fn ctrl_c_reaches_external_worker_and_its_exit_fails_job() {
     let job = leave_out_rank_1(Name::Rankrun)
         .worker(["rank0:forever", "catch", "tty", "alive", "signal", "exit=3"])
         .start();

@@ -339,7 +339,7 @@ fn worker_in_dstate_ends_job_without_restart() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "3"]);
         let launch = launch.env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "1.5");
-        let program = fixture("stuck").into_os_string();
+        let program = fixture("dstate").into_os_string();
         let outcome = launch.args(["--no-python".into(), program, "1".into()]).run();
         outcome.expect_exit_code(1).expect_stderr("error: rank 1 failed first: stuck in the kernel for ");
         let starts = outcome.stdout_lines().iter().filter(|line| line.starts_with("alive rank=1")).count();
@@ -359,7 +359,7 @@ fn worker_in_dstate_ends_job_without_restart() {
 }
 
 #[test]
-fn sleeping_workers_are_not_reported_as_stuck() {
+fn sleeping_workers_are_not_reported_as_dstate() {
     for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "2");
         launch.worker(["sleep-ms=3000"]).run().expect_exit_code(0);

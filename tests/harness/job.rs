@@ -274,7 +274,7 @@ impl Job {
     }
 
     /// Fails unless the process that the test started ends within the time; gives how long it took. The fixture
-    /// `witness` ends when nothing below it lives any more.
+    /// `subreaper` ends when nothing below it lives any more.
     ///
     /// # Panics
     /// With the list of those below it, which are killed.

@@ -67,14 +67,14 @@ pub trait World {
     fn kind(&self, path: &Path) -> FileKind;
     /// Whether we have `permission` on `path`.
     fn has_permission(&self, permission: Permission, path: &Path) -> bool;
-    /// The first bytes of the file, at most so many; none where it cannot be read.
+    /// The first bytes of the file, up to this number; none where it cannot be read.
     fn read_first_bytes(&self, path: &Path, most: usize) -> Vec<u8>;
-    /// The whole file, if it is one and has at most so many bytes.
+    /// The whole file, if it is one and has at most this number of bytes.
     ///
     /// # Errors
     /// It cannot be read, is something else, or is larger.
     fn read_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>>;
-    /// The names in a folder that are text, at most so many, in no order; none where it cannot be read.
+    /// The names in a folder that are text, up to this number, in no order; none where it cannot be read.
     fn list_names(&self, folder: &Path, most: usize) -> Vec<String>;
     /// The path without symbolic links; the path itself where that cannot be found out.
     fn resolve_links(&self, path: &Path) -> PathBuf;

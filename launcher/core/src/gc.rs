@@ -7,13 +7,13 @@
 //! 2. It carries the mark of a job, `RANKRUN_JOB` with a UUID.
 //! 3. It is not a launcher, and none of its ancestors is: after the death of guard and agent another process adopts
 //!    the orphans.
-//! 4. It has no terminal. Workers and their children have sessions without one. A process with a terminal, such as a worker
-//!    that was started by hand, has its user.
+//! 4. It has no terminal. Workers and their children have sessions without one. A process with a terminal, such as a
+//!    worker that was started by hand, has its user.
 //! 5. Neither it nor an ancestor in the same job has `RANKRUN_KEEP=1`.
 //! 6. It is neither the asking process nor an ancestor of it.
 //!
-//! It is ended if it, or a process of the same job above it, has [inherited](MarkEvidence::Inherited) the job's number. A
-//! mark in the environment alone may have leaked: such a process is listed, and ended by `--force`.
+//! It is ended if it, or a process of the same job above it, has [inherited](MarkEvidence::Inherited) the job's number.
+//! A mark in the environment alone may have leaked: such a process is listed, and ended by `--force`.
 
 pub mod paths;
 
@@ -76,7 +76,7 @@ pub struct ProcessRecord {
 pub enum ProcessRelation {
     /// Of another user, without a mark, dead, or in front of a terminal.
     Unrelated,
-    /// Looks like a launcher of ours.
+    /// Looks like rankrun.
     Launcher,
     /// The process carries a job's mark.
     Marked {

@@ -340,7 +340,7 @@ pub enum NoRestart {
     },
 }
 
-/// What the user is told of a long shutdown.
+/// The part of a long shutdown that the launcher reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShutdownNotice {
     /// A reader of the workers' output is awaited.

@@ -24,8 +24,8 @@ pub enum Notice {
         /// The others, with their places.
         others: Vec<(PythonSource, PathBuf)>,
     },
-    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1. The sentence is torchrun's, since people search
-    /// for it.
+    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1. The sentence is torchrun's, since people
+    /// search for it.
     SingleOmpThread,
     /// More than one worker and no `OMP_NUM_THREADS`: they share the CPUs.
     OmpThreads {
@@ -109,14 +109,15 @@ pub enum Notice {
         /// As it is said.
         text: String,
     },
-    /// A detail, such as a missing library or the number of workers; shown at [`Verbosity::Info`](crate::spec::Verbosity).
+    /// A detail, such as a missing library or the number of workers; shown at
+    /// [`Verbosity::Info`](crate::spec::Verbosity).
     Detail {
         /// As it is said.
         text: String,
         /// The line of torch's `run.py` that says this, where it does.
         torch_line: Option<u32>,
     },
-    /// A variable with a prefix of ours or torchrun's that nothing reads.
+    /// A variable with the prefix of rankrun or torchrun that nothing reads.
     UnknownVariable {
         /// Its name.
         name: String,
@@ -252,7 +253,7 @@ pub enum IgnoredBecause {
     /// Only the static rendezvous has it.
     OnlyStatic,
     /// Nodes always tell each other how many workers they have.
-    RanksAreTold,
+    WorkerCountsAreExchanged,
     /// `--run-path` says how the entrypoint runs.
     RunPath(Origin),
     /// Workers are always started in one way.
@@ -273,7 +274,7 @@ impl fmt::Display for IgnoredBecause {
             Self::ImplicitStandalone => "one node without `--master-port` is as with `--standalone`",
             Self::FixedPort => "with a given port the workers are told the address given with it",
             Self::OnlyStatic => "only the static rendezvous has it",
-            Self::RanksAreTold => "nodes always tell each other how many workers they have",
+            Self::WorkerCountsAreExchanged => "nodes always tell each other how many workers they have",
             Self::OneStartMethod => "every worker is a fresh process",
             Self::NotSupported => "it is not supported yet",
         })

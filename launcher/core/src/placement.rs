@@ -57,7 +57,7 @@ mod tests {
         Master { addr: "th1".to_owned(), port: 29_500, uses_agent_store: true }
     }
 
-    /// The rounds that the nodes of a job get, with so many workers each, of one of two roles.
+    /// The rounds that the nodes of a job get, with these numbers of workers, of one of two roles.
     fn rounds(nodes: &[(u32, bool)]) -> Vec<Round> {
         let workers = |nodes: &[(u32, bool)], role: Option<bool>| {
             let counted = nodes.iter().filter(|(_, other)| role.is_none_or(|role| role == *other));

@@ -8,10 +8,11 @@
 //!    rule 4.
 //! 3. An unfinished line is shown once it has waited; its owner continues it at once and without a second prefix.
 //! 4. While an unfinished line is shown, no other stream writes behind it. On a terminal that line is erased and
-//!    drawn again below. Elsewhere, or if it does not fit in one row, it is ended, and its owner goes on in a new line.
-//!    A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
-//!    echoes the answer, so the text behind the prompt is unknown.
-//! 5. Memory is bounded, by `HELD_BYTES_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::exclusive_stream`] is respected.
+//!    drawn again below. Elsewhere, or if it does not fit in one row, it is ended, and its owner continues in a new
+//!    line. A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal
+//!    itself echoes the answer, so the text behind the prompt is unknown.
+//! 5. Memory is bounded, by `HELD_BYTES_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::exclusive_stream`] is
+//!    respected.
 //! 6. A line that a labelled stream rewrites, such as a progress bar, is shown as snapshots (`block`): on a
 //!    terminal in place, elsewhere seldom. Its last snapshot becomes an ordinary line. The others are the exception to
 //!    rule 2.
@@ -52,7 +53,7 @@ const PROMPT_AGE: Duration = Duration::from_secs(1);
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
 /// The same for progress that waits for another's line to end.
 const PROGRESS_LIMIT: usize = 1024 * 1024;
-/// When unfinished lines take more than this together, only the longest goes on.
+/// When unfinished lines take more than this together, only the longest is continued.
 const HELD_BYTES_LIMIT: usize = 32 * 1024 * 1024;
 
 /// The kind of output behind the screen.

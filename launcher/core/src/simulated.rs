@@ -52,7 +52,7 @@ impl Seeds {
     }
 }
 
-/// The failing histories of so many seeds, at most `enough` for each thread.
+/// The failing histories of `count` seeds, at most `enough` for each thread.
 pub(crate) fn search_on_threads<F: Send>(
     count: u64,
     enough: usize,
@@ -85,8 +85,8 @@ pub(crate) struct Failing<H, B> {
 }
 
 impl<H, B> Failing<H, B> {
-    /// The simplest history to which one simplification after the other leads. `first_failing` returns the first simpler
-    /// history that still fails in the same way.
+    /// The simplest history to which one simplification after the other leads. `first_failing` returns the first
+    /// simpler history that still fails in the same way.
     pub(crate) fn shrink(mut self, first_failing: impl Fn(&H) -> Option<(H, B)>) -> Self {
         while let Some((history, broken)) = first_failing(&self.history) {
             self = Self { history, broken, ..self };

@@ -359,7 +359,7 @@ impl SignalSpec {
 pub enum Unhealthy {
     /// A launch on a dead device is refused.
     Refuse,
-    /// `--exclude-unhealthy`: it goes on without that device.
+    /// `--exclude-unhealthy`: the launch continues without that device.
     Exclude,
 }
 
@@ -457,8 +457,8 @@ pub enum StdinPolicy {
 pub struct WorkerDefaults {
     /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: set if the user did not set it.
     pub nccl_async_error_handling: bool,
-    /// `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of
-    /// `--iface`.
+    /// `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name
+    /// of `--iface`.
     pub interfaces: Vec<(&'static str, String)>,
     /// `GLOO_SOCKET_IFNAME` and `TP_SOCKET_IFNAME` where the user did not set them, in a job of several hosts without
     /// `--iface`: they get the interface of the connection to the rendezvous store.

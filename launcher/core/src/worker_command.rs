@@ -97,7 +97,7 @@ pub fn worker_command(
         .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
         .chain(hidden_variables(spec).iter().copied())
-        // One of a launcher above this one is another's.
+        // These two of an outer launcher describe the outer job.
         .chain([env::DEVICE, env::ROUND])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);

@@ -1,5 +1,5 @@
-//! Calls that may never return: a name server or a network file system does not answer. Each runs on another thread. The
-//! caller polls its descriptor, or waits for a limited time; a call without an answer is left behind.
+//! Calls that may never return: a name server or a network file system does not answer. Each runs on another thread.
+//! The caller polls its descriptor, or waits for a limited time; a call without an answer is left behind.
 
 pub(crate) mod file_calls;
 pub(crate) mod local_disk;
@@ -128,8 +128,9 @@ impl<T: Send + 'static> BlockingCall<T> {
     }
 }
 
-/// Calls `call` on a thread of its own, and returns its result to a task. If the task is dropped, the call goes on and
-/// its result is dropped. The runtime's own pool is not used: a call that hangs would hold up the end of the runtime.
+/// Calls `call` on a thread of its own, and returns its result to a task. If the task is dropped, the call continues
+/// and its result is dropped. The runtime's own pool is not used: a call that hangs would hold up the end of the
+/// runtime.
 ///
 /// # Errors
 /// No thread is left, or the call has panicked.

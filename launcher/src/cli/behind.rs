@@ -36,7 +36,7 @@ const COMMON: &[&str] = &[
 
 /// A notice of the options of `known` behind the entrypoint that only a launcher has. A `--`, or the same option before the
 /// entrypoint, says that they are meant for the program.
-pub(super) fn tell_options_behind(line: &CommandLine, known: &'static Command) -> Option<Notice> {
+pub(super) fn options_behind_notice(line: &CommandLine, known: &'static Command) -> Option<Notice> {
     if line.is_separated {
         return None;
     }
@@ -78,7 +78,7 @@ mod tests {
         match parse(CliFlavor::Rankrun, &words).unwrap() {
             ParsedArgs::Launch(line) => {
                 let known = command(CliFlavor::Rankrun);
-                tell_options_behind(&line, known).map(|notice| notice.to_string())
+                options_behind_notice(&line, known).map(|notice| notice.to_string())
             }
             other => panic!("no launch: {other:?}"),
         }

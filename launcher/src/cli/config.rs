@@ -30,7 +30,7 @@ use rankrun_host::regular_file;
 const PATH: Expected = Expected::new("the path of a file", "rankrun.toml");
 /// More than any such file has.
 const MOST_BYTES: u64 = 1 << 20;
-/// A longer text is not a key of ours.
+/// A longer text is not a known key.
 const LONGEST_KEY: usize = 60;
 /// A longer value is named by its type.
 const LONGEST_VALUE: usize = 40;

@@ -123,7 +123,7 @@ fn resolve_run_path(
     for found in ["no-python", "module"].into_iter().filter_map(|flag| settings.find(flag)) {
         notices.push(Notice::Ignored { origin: found.origin, because: because.clone() });
     }
-    // `runpy` opens what it is told: `-` is a file's name.
+    // `runpy` opens any name: `-` is a file's name.
     let path = if typed == "-" { OsStr::new("./-") } else { typed.as_os_str() };
     check_script(settings, path, typed)?;
     let (python, notice) = choose_python(argv0, settings.facts)?;

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use clap::{Arg, Args};
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::behind::tell_options_behind;
+use super::behind::options_behind_notice;
 use super::error::{CliError, UsageError};
 use super::normalise::asks_for_text;
 use super::option::{Kind, LaunchOption, command, options};
@@ -90,7 +90,7 @@ pub(super) fn interpret(
     let (parsed, own) = parse_with(cli_flavor, words, grammar).map_err(named_as_own)?;
     answer(cli_flavor, parsed, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
-        let behind = tell_options_behind(&line, &OWN);
+        let behind = options_behind_notice(&line, &OWN);
         let mut launch = resolve(argv0, line, &settings)?;
         launch.notices.extend(behind);
         Ok(Command::Explain(Box::new(ExplainRequest {

@@ -100,7 +100,7 @@ counts within CUDA_VISIBLE_DEVICES and its like where they are set. Workers see 
 take their LOCAL_RANK; where a vendor's variable has no order, each sees its own device alone.
 ";
 
-const BY_HAND: &str = "
+const EXTERNAL_WORKER: &str = "
 `rankrun explain` starts nothing. It prints what a launch by the words behind it would start: the
 exact command and environment of each worker, where each setting was said, log files, signals.
 --json prints one JSON object with the same, --script RANK a shell script that runs this worker by
@@ -224,7 +224,7 @@ pub(super) fn page_sections() -> [(&'static str, &'static str); 11] {
         ("Restart policy", RESTARTS),
         ("The end of a job", STOPPING),
         ("Output of the workers", OUTPUT),
-        ("Debugging", BY_HAND),
+        ("Debugging", EXTERNAL_WORKER),
         ("Examples", EXAMPLES),
         ("See also", SEE_ALSO),
     ]
@@ -287,7 +287,7 @@ fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
     let command = match length {
         HelpLength::Short => command.after_help(reflowed(SHORT_BEHIND)),
         HelpLength::Long => {
-            let behind = [BEHIND, PROGRAMS, CONFIG, BY_HAND, OTHER_PAGES].map(reflowed).join("\n\n");
+            let behind = [BEHIND, PROGRAMS, CONFIG, EXTERNAL_WORKER, OTHER_PAGES].map(reflowed).join("\n\n");
             command.after_help(format!("{behind}\n{EXAMPLES}"))
         }
     };

@@ -50,16 +50,16 @@ pub(super) fn resolve_logs(
         if settings.cli_flavor == CliFlavor::Torchrun {
             let silenced = console.take().is_some();
             let given = [names_a_stream(&redirects), names_a_stream(&tee), silenced];
-            say_unheard(settings, given, notices);
+            add_ignored_log_options(settings, given, notices);
         }
     }
     let logs = LogSpec { dir, redirects, tee, console, prefix, duplicates };
-    notices.extend(tell_missing_ranks(settings, &logs, workers));
+    notices.extend(missing_rank_notices(settings, &logs, workers));
     Ok(logs)
 }
 
 /// A warning for each list of ranks that names one above the last; torchrun says nothing.
-fn tell_missing_ranks(settings: &Settings<'_>, logs: &LogSpec, workers: LocalWorldSize) -> Vec<Notice> {
+fn missing_rank_notices(settings: &Settings<'_>, logs: &LogSpec, workers: LocalWorldSize) -> Vec<Notice> {
     if settings.cli_flavor == CliFlavor::Torchrun {
         return Vec::new();
     }
@@ -70,7 +70,7 @@ fn tell_missing_ranks(settings: &Settings<'_>, logs: &LogSpec, workers: LocalWor
     };
     let console = logs.console.as_ref();
     let is_silent = console.is_some_and(|ranks| ranks.iter().all(is_missing));
-    let effect = if is_silent { "no rank is heard on the console" } else { "higher ranks have no effect" };
+    let effect = if is_silent { "the console shows no output" } else { "higher ranks have no effect" };
     let lists = [
         (&settings.args.torchrun.redirects, names_missing(&logs.redirects), "higher ranks have no effect"),
         (&settings.args.torchrun.tee, names_missing(&logs.tee), "higher ranks have no effect"),
@@ -89,8 +89,9 @@ fn tell_missing_ranks(settings: &Settings<'_>, logs: &LogSpec, workers: LocalWor
     notices
 }
 
-/// Under our own name redirected streams do go nowhere without a log tree, and tee'd ones to the console.
-fn say_unheard(settings: &Settings<'_>, given: [bool; 3], notices: &mut Vec<Notice>) {
+/// Adds a notice for each of these options that has no effect without a log tree, as under torchrun. Under our own name
+/// redirected streams are dropped then, and tee'd ones go to the console.
+fn add_ignored_log_options(settings: &Settings<'_>, given: [bool; 3], notices: &mut Vec<Notice>) {
     let Some(Setting { origin: dir, .. }) = settings.find("log-dir") else { return };
     for (option, given) in ["redirects", "tee", "local-ranks-filter"].into_iter().zip(given) {
         if let Some(found) = settings.find(option).filter(|_| given) {

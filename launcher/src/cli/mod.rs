@@ -1,16 +1,15 @@
 //! argv and environment → `LaunchSpec`.
 //!
 //! The name of the program picks the options: `torchrun` has torchrun's, any other name has ours too. A subcommand is
-//! recognised only as the first word, so that every path, also `./run`, is an entrypoint. `normalise` applies argparse's
-//! rules, `settings` reads the words with clap and knows which value counts, `resolve` and its neighbours decide.
-//! Nothing is started, made or changed here, and nothing is printed.
+//! recognised only as the first word, so that every path, also `./run`, is an entrypoint. `normalise` applies
+//! argparse's rules, `settings` reads the words with clap and knows which value counts, `resolve` and its neighbours
+//! decide. Nothing is started, made or changed here, and nothing is printed.
 
 mod error;
 mod option;
 pub(crate) mod other_launcher;
 
 mod behind;
-mod by_hand;
 mod completion;
 mod config;
 mod contradiction;
@@ -18,6 +17,7 @@ mod device_request;
 mod endpoint;
 mod entrypoint;
 mod explain;
+mod external_worker;
 mod help;
 mod limits;
 mod logs;
@@ -50,8 +50,8 @@ mod wrap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-pub(crate) use by_hand::Attach;
 pub(crate) use error::CliError;
+pub(crate) use external_worker::Attach;
 
 use rankrun_core::facts::Facts;
 use rankrun_core::gc::GcRequest;
@@ -113,7 +113,7 @@ pub(crate) fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, Cli
         Some((argv0, words)) => (argv0.as_os_str(), words),
         None => (OsStr::new(""), argv),
     };
-    if let Some(attach) = by_hand::parse_attach(words) {
+    if let Some(attach) = external_worker::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
     let cli_flavor = cli_flavor(argv0);
@@ -129,7 +129,7 @@ pub(crate) fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, Cli
     }
 }
 
-/// Whether the words only ask what would be: whatever comes of it, nothing is launched.
+/// Whether the words are a query, which launches nothing even if it fails.
 #[must_use]
 pub(crate) fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };

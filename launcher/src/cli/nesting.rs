@@ -1,7 +1,8 @@
-//! How deep launches of one entrypoint stand inside one another: a guard against a script that starts itself without end.
+//! How deep launches of one entrypoint stand inside one another: a guard against a script that starts itself without
+//! end.
 //!
 //! `RANKRUN_NESTING` is `PID:ENTRYPOINT=COUNT,…`: the launcher that wrote it, and for each entrypoint how many launches
-//! are above the reader. An entrypoint stands there as a checksum, since a path may hold any character. The counts hold
+//! are above the reader. An entrypoint is written as a checksum, since a path may hold any character. The counts hold
 //! only inside that launcher: `sbatch` and `at` hand the environment of a worker on to jobs that are not inside it.
 
 use std::ffi::OsStr;
@@ -48,7 +49,8 @@ pub(super) fn resolve_nesting(entrypoint: &Entrypoint, facts: &Facts) -> Result<
     Ok(nesting.render())
 }
 
-/// Whether a worker started this launcher. The variables alone do not say it: `srun` hands the variables of a worker on.
+/// Whether a worker started this launcher. The variables alone do not say it: `srun` hands the variables of a worker
+/// on.
 pub(super) fn is_inside_worker(facts: &Facts) -> bool {
     match facts.variable(NESTING).and_then(OsStr::to_str).and_then(Nesting::parse) {
         Some(nesting) => facts.world().descends_from(nesting.launcher),

@@ -25,7 +25,7 @@ pub(super) fn choose_python(argv0: &OsStr, facts: &Facts) -> Result<(PathBuf, Op
     if let Some(value) = facts.filled_variable("PYTHON_EXEC") {
         candidates.push((PythonSource::PythonExec, python_exec(value, facts)?));
     } else if let Some(python) = facts.calling_python().filter(|python| facts.is_executable(python)) {
-        // As torchrun's `sys.executable`: a Python that the user chose needs no word on the others.
+        // As torchrun's `sys.executable`: a Python that the user chose needs no notice about others.
         return Ok((python.to_owned(), None));
     }
     if let Some(folder) = folder_of_launcher(argv0, facts) {

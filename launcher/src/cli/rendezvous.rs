@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use rankrun_contract::rank::{NodeCount, RunId};
 
-use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, tell_unknown_keys};
-use nodes::{Nodes, must_do_without_id, rank_among, rank_in_order};
+use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, unknown_key_notices};
+use nodes::{Nodes, check_empty_run_id, rank_among, rank_in_order};
 pub(super) use times::LeaseTime;
 use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
@@ -94,7 +94,7 @@ pub(super) fn resolve_rendezvous(
     settings: &Settings<'_>,
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
-    notices.extend(tell_unknown_keys(settings)?);
+    notices.extend(unknown_key_notices(settings)?);
     let port = settings.get(&settings.args.torchrun.master_port);
     let node_rank = settings.get(&settings.args.torchrun.node_rank);
     let nodes = Nodes::of(settings)?;
@@ -104,7 +104,7 @@ pub(super) fn resolve_rendezvous(
             if let Some(ConfItem { origin, item, yes: false }) = conf.is_host {
                 return Err(conf::item_error(origin, &item, conf::NO_HOST).into());
             }
-            nodes.must_do_alone(notices)?;
+            nodes.check_single_node(notices)?;
             refuse_idle(settings, &OF_SEVERAL_NODES)?;
             resolve_standalone(settings, &because, notices)
         }
@@ -117,10 +117,10 @@ pub(super) fn resolve_rendezvous(
             let is_many = nodes != NodeCount::ONE;
             if is_many {
                 refuse_idle(settings, &["last-call"])?;
-                tell_without_store(settings, notices);
+                add_worker_count_notice(settings, notices);
             } else {
                 refuse_idle(settings, &OF_SEVERAL_NODES)?;
-                say_unheard(settings, &IgnoredBecause::FixedPort, &[LOCAL], notices);
+                add_ignored_settings(settings, &IgnoredBecause::FixedPort, &[LOCAL], notices);
             }
             Ok(RendezvousSpec::Static {
                 run_id,
@@ -165,7 +165,7 @@ fn choose_mode(
         if is_many && port == 0 {
             return Err(refused(origin, text, ENDPOINT_OF_MANY));
         }
-        say_unheard(settings, &IgnoredBecause::Endpoint(origin.clone()), &[ADDR, PORT], notices);
+        add_ignored_settings(settings, &IgnoredBecause::Endpoint(origin.clone()), &[ADDR, PORT], notices);
         return Ok(Mode::Static(NamedEndpoint { host, port, named_by: Some(origin) }));
     }
     let port = match master_port {
@@ -194,11 +194,11 @@ fn resolve_standalone(
     let is_asked_for = matches!(because, IgnoredBecause::Standalone(_));
     let id_counts = settings.cli_flavor == CliFlavor::Rankrun && !is_asked_for;
     let typed_id = typed_id.filter(|_| id_counts);
-    say_unheard(settings, because, &[BACKEND, ENDPOINT, CONF], notices);
+    add_ignored_settings(settings, because, &[BACKEND, ENDPOINT, CONF], notices);
     if typed_id.is_none() {
-        say_unheard(settings, because, &[ID], notices);
+        add_ignored_settings(settings, because, &[ID], notices);
     }
-    say_unheard(settings, because, &[ADDR, PORT, RANK], notices);
+    add_ignored_settings(settings, because, &[ADDR, PORT, RANK], notices);
     let fresh = || settings.facts.world().fresh_uuid().to_string();
     Ok(RendezvousSpec::Standalone {
         run_id: RunId(typed_id.unwrap_or_else(fresh)),
@@ -232,15 +232,15 @@ fn resolve_c10d(
         }
     };
     if port == 0 {
-        nodes.must_do_alone(notices)?;
+        nodes.check_single_node(notices)?;
     }
-    say_unheard(settings, &IgnoredBecause::OnlyStatic, &[ADDR, PORT], notices);
+    add_ignored_settings(settings, &IgnoredBecause::OnlyStatic, &[ADDR, PORT], notices);
     let orders = is_many && settings.cli_flavor == CliFlavor::Rankrun;
     if is_many {
-        tell_without_store(settings, notices);
+        add_worker_count_notice(settings, notices);
     }
     if !orders {
-        say_unheard(settings, &IgnoredBecause::OnlyStatic, &[RANK], notices);
+        add_ignored_settings(settings, &IgnoredBecause::OnlyStatic, &[RANK], notices);
     }
     Ok(RendezvousSpec::C10d {
         run_id: run_id(settings, nodes.range, notices)?,
@@ -256,11 +256,11 @@ fn resolve_c10d(
     })
 }
 
-/// What torchrun reads to spare its store a few words, which its agents must then all do.
-fn tell_without_store(settings: &Settings<'_>, notices: &mut Vec<Notice>) {
+/// A notice for the variable that saves torchrun's agents the exchange of worker counts: rankrun's always exchange them.
+fn add_worker_count_notice(settings: &Settings<'_>, notices: &mut Vec<Notice>) {
     if settings.facts.variable(IDENTICAL_VARIABLE).is_some_and(|value| value == "1") {
         let origin = Origin::Variable(IDENTICAL_VARIABLE.to_owned());
-        notices.push(Notice::Ignored { origin, because: IgnoredBecause::RanksAreTold });
+        notices.push(Notice::Ignored { origin, because: IgnoredBecause::WorkerCountsAreExchanged });
     }
 }
 
@@ -327,7 +327,7 @@ fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) 
         None => "none".to_owned(),
         Some(id) if !id.value.is_empty() => id.value,
         Some(id) => {
-            must_do_without_id(&id.origin, nodes, settings.cli_flavor)?;
+            check_empty_run_id(&id.origin, nodes, settings.cli_flavor)?;
             // torch: `str(uuid.uuid4().int)`.
             let run_id = settings.facts.world().fresh_uuid().as_u128().to_string();
             notices.push(Notice::MadeUpRunId { run_id: run_id.clone() });
@@ -337,13 +337,13 @@ fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) 
 }
 
 /// Mentions each setting that was given and has no effect, unless its value is what happens anyway.
-fn say_unheard(
+fn add_ignored_settings(
     settings: &Settings<'_>,
     because: &IgnoredBecause,
-    unheard: &[IgnorableSetting],
+    ignorable: &[IgnorableSetting],
     notices: &mut Vec<Notice>,
 ) {
-    for (option, without_effect) in unheard {
+    for (option, without_effect) in ignorable {
         let found = settings.find(option);
         if let Some(found) = found.filter(|found| !without_effect.iter().any(|same| found.value == *same)) {
             notices.push(Notice::Ignored { origin: found.origin, because: because.clone() });

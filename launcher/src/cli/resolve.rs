@@ -9,13 +9,13 @@ use std::time::Duration;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::Launch;
-use super::behind::tell_options_behind;
-use super::by_hand::resolve_left_out;
+use super::behind::options_behind_notice;
 use super::contradiction::refuse_contradicting_times;
 use super::device_request::resolve_devices;
 use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::hint_for_restarts;
 use super::error::{CliError, Expected, Origin, SettingError};
+use super::external_worker::resolve_external_worker;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
@@ -25,12 +25,12 @@ use super::option::command;
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
-use super::restart::{resolve_restart, tell_missing_folder};
+use super::restart::{missing_folder_notice, resolve_restart};
 use super::separate_jobs::refuse_separate_jobs;
 use super::settings::{CommandLine, Setting, Settings, flag_is_not_integer};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
-use super::suggest::tell_unknown_variables;
+use super::suggest::unknown_variable_notices;
 use super::wrap::resolve_wrappers;
 use rankrun_core::device_assignment::{device_lines, omp_notice};
 use rankrun_core::facts::Facts;
@@ -45,7 +45,7 @@ const INTERVAL: Expected = Expected::new("a number of seconds above 0", "30");
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
 const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-const STUCK_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+const DSTATE_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 /// The process that started the launcher looks there for the reason of its failure.
 const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 
@@ -72,14 +72,14 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     let workers = devices.worker_count();
     let stdin = resolve_stdin(settings, workers)?;
     let restart = resolve_restart(settings, workers, rendezvous.nodes().max)?;
-    notices.extend(tell_missing_folder(&restart, facts));
-    let left_out = resolve_left_out(settings, workers)?;
+    notices.extend(missing_folder_notice(&restart, facts));
+    let external_worker = resolve_external_worker(settings, workers)?;
     let wrappers = resolve_wrappers(settings, workers, rendezvous.nodes().max)?;
     let role =
         settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(settings, workers, &mut notices)?;
     notices.extend(omp_notice(settings.cli_flavor, &devices, facts.world().affinity_cpu_count()));
-    notices.extend(tell_without_effect(settings, &line));
+    notices.extend(ignored_setting_notices(settings, &line));
     let entrypoint = resolve_entrypoint(settings, argv0, &line.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(device_lines(&devices, &device_request, settings.cli_flavor));
@@ -99,7 +99,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         start_timeout,
         time_limit,
         signals,
-        dstate_timeout: seconds_of(facts, STUCK_VARIABLE),
+        dstate_timeout: seconds_of(facts, DSTATE_VARIABLE),
         logs,
         stdin,
         defaults,
@@ -108,7 +108,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         device_request,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
-        external_worker: left_out,
+        external_worker,
         nesting,
         wrappers,
         options: settings.args.independent.clone(),
@@ -137,8 +137,8 @@ fn refuse_contradictions(settings: &Settings<'_>, line: &CommandLine) -> Result<
     refuse_list_as_entrypoint(settings, line)
 }
 
-/// What torchrun knows and has no effect here.
-fn tell_without_effect(settings: &Settings<'_>, line: &CommandLine) -> Vec<Notice> {
+/// A notice for each setting of torchrun that has no effect here.
+fn ignored_setting_notices(settings: &Settings<'_>, line: &CommandLine) -> Vec<Notice> {
     let mut notices = Vec::new();
     // `spawn` is torchrun's default, and a fresh process is what it makes.
     if let Some(found) = settings.find("start-method").filter(|found| found.value != "spawn") {
@@ -150,8 +150,8 @@ fn tell_without_effect(settings: &Settings<'_>, line: &CommandLine) -> Vec<Notic
         notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
     }
     if settings.cli_flavor == CliFlavor::Rankrun {
-        notices.extend(tell_unknown_variables(settings.facts));
-        notices.extend(tell_options_behind(line, command(CliFlavor::Rankrun)));
+        notices.extend(unknown_variable_notices(settings.facts));
+        notices.extend(options_behind_notice(line, command(CliFlavor::Rankrun)));
     }
     notices
 }

@@ -52,7 +52,7 @@ pub(super) fn resolve_restart(
 }
 
 /// The job may make it later; if the name is a slip, now is the time to see it.
-pub(super) fn tell_missing_folder(policy: &RestartPolicy, facts: &Facts) -> Option<Notice> {
+pub(super) fn missing_folder_notice(policy: &RestartPolicy, facts: &Facts) -> Option<Notice> {
     let folder = &policy.progress.as_ref()?.folder;
     let is_there = facts.exists(&facts.absolute(folder));
     (!is_there).then(|| Notice::NoProgressFolder { folder: folder.clone() })

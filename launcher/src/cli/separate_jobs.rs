@@ -1,5 +1,5 @@
-//! A launcher that a scheduler starts once for each task, or on one node of several, and that is not told how many nodes
-//! the job has: each task would run a job of its own.
+//! A launcher that a scheduler starts once for each task, or on one node of several, and that is not told how many
+//! nodes the job has: each task would run a job of its own.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -87,7 +87,7 @@ impl SingleJobLine<'_> {
     /// The shell runs inside the task: only there `SLURM_STEP_NODELIST` is set.
     fn of_slurm(&self, nodes: u32, here: Option<u32>) -> String {
         let srun = srun(nodes);
-        // `srun` gives a task one CPU, unless it is told how many.
+        // `srun` gives a task one CPU without `--cpus-per-task`.
         let cpus = self.settings.facts.variable("SLURM_CPUS_ON_NODE").and_then(OsStr::to_str);
         let cpus = cpus.and_then(|cpus| cpus.parse().ok()).filter(|cpus: &u32| *cpus > 1);
         let cpus = cpus.map_or_else(String::new, |cpus| format!(" -c{cpus}"));

@@ -12,7 +12,7 @@ use rankrun_core::spec::{CliFlavor, SignalSpec};
 /// workers with it.
 const FOR_WORKERS: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// What stops the job, and what goes on to the workers. A name that cannot be handled is left out, aloud.
+/// What stops the job, and what is passed on to the workers. A name that cannot be handled is left out, aloud.
 ///
 /// # Errors
 /// A text that is not UTF-8.

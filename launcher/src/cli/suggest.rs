@@ -28,7 +28,8 @@ const FOR_WORKERS: [&str; 5] = [DEVICE, GENERATION, JOB, NESTING, ROUND];
 const FOR_TESTS: [&str; 5] =
     ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];
 
-/// Options of accelerate, deepspeed, mpirun, srun and their like, without dashes and with hyphens, and our word for each.
+/// Options of accelerate, deepspeed, mpirun, srun and their like, without dashes and with hyphens, and our word for
+/// each.
 const FOREIGN: &[(&[&str], &str)] = &[
     (&["ntasks", "num-proc", "num-procs", "num-workers", "nproc", "workers"], NPROC),
     (&["gpus", "gpus-per-node", "ngpus", "npernode", "ntasks-per-node", "ppn"], NPROC),
@@ -193,8 +194,8 @@ fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'
         .unwrap_or_default()
 }
 
-/// The name that is at most two slips away, or three where it is long; a letter that is missing, added, wrong or swapped
-/// with its neighbour is one slip.
+/// The name that is at most two slips away, or three where it is long; a letter that is missing, added, wrong or
+/// swapped with its neighbour is one slip.
 pub(super) fn nearest_of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = if name.len() >= 12 { 3 } else { 2 };
     known
@@ -255,8 +256,8 @@ pub(super) fn answer_to_command(word: &str) -> Option<String> {
     (nearest != word).then(|| format!("did you mean `rankrun {nearest}`?"))
 }
 
-/// A warning for each variable with a prefix of ours that nothing reads.
-pub(super) fn tell_unknown_variables(facts: &Facts) -> Vec<Notice> {
+/// A warning for each variable with rankrun's prefix that nothing reads.
+pub(super) fn unknown_variable_notices(facts: &Facts) -> Vec<Notice> {
     let filled = facts.environment().iter().filter(|(_, value)| !value.is_empty());
     let mut names: Vec<&str> = filled.filter_map(|(name, _)| name.to_str()).collect();
     names.sort_unstable();

@@ -342,7 +342,7 @@ fn state_d() {
         let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "2");
         let launch = launch.args(["--shutdown-timeout", "1", "--max-restarts", "3", "--no-python"]);
         // Rank 0 of them.
-        let outcome = launch.args([fixture("stuck").into_os_string(), "0".into()]).run();
+        let outcome = launch.args([fixture("dstate").into_os_string(), "0".into()]).run();
         outcome.expect_exit_code(1).expect_stderr("error: rank 0 failed first: stuck in the kernel");
         assert!(outcome.took >= Duration::from_secs(2), "it was stopped too early\n{outcome}");
         assert!(outcome.took < STOP_TIMEOUT, "it was stopped too late\n{outcome}");

@@ -33,7 +33,7 @@ fn silent_runtime_folder_leaves_signals_answered() {
 /// A job whose runtime folder stops to answer once the socket is in it.
 fn start_and_cover_folder(scratch: &Scratch) -> Job {
     let (hang, folder) = (scratch.folder("hang", 0o700), scratch.folder("runtime", 0o700));
-    let cover = format!("'{}' cover '{hang}' '{folder}' || exit 9", fixture("silent").display());
+    let cover = format!("'{}' cover '{hang}' '{folder}' || exit 9", fixture("hanging_server").display());
     let wait = format!("until [ -S '{folder}'/rankrun/[0-9a-f]*/control.sock ]; do sleep 0.05; done");
     let launch = Launch::standalone(Name::Rankrun, 1).env("XDG_RUNTIME_DIR", &folder);
     let launch = launch.shell(&format!("{wait}; {cover}; echo ready; exec sleep 1000"));
@@ -116,8 +116,10 @@ fn status_beside_silent_log_folder_takes_one_thread() {
     let launch = Launch::standalone(Name::Rankrun, 1).env("XDG_RUNTIME_DIR", &*runtime);
     let launch = launch.args(["--log-dir", &logs, "--redirects", "3"]);
     let (socket, covered) = (format!("'{runtime}'/rankrun/[0-9a-f]*/control.sock"), scratch.at("covered"));
-    let cover =
-        format!("'{}' cover '{hang}' '{logs}' || exit 9; : >'{covered}'", fixture("silent").display());
+    let cover = format!(
+        "'{}' cover '{hang}' '{logs}' || exit 9; : >'{covered}'",
+        fixture("hanging_server").display()
+    );
     let wait = format!("until [ -S {socket} ]; do sleep 0.05; done");
     let job = with_network_folder(launch.shell(&format!("{wait}; {cover}; exec sleep 1000")), &hang, &logs);
     let job = job.start();

@@ -83,6 +83,6 @@ fn empty_rdzv_id_of_several_nodes_is_refused() {
             .run()
             .expect_exit_code(1)
             .expect_stderr(cause)
-            .expect_stderr("hint: give the job one name on all nodes");
+            .expect_stderr("hint: give all nodes the same name, as in `--rdzv-id NAME`");
     }
 }

@@ -11,7 +11,7 @@ use harness::{
 };
 use nix::sys::signal::Signal;
 
-use super::{SWEEP_TIMEOUT, Victim, launch_under_witness, start_family};
+use super::{SWEEP_TIMEOUT, Victim, launch_under_subreaper, start_family};
 
 /// As after a panic that aborts, or a fault of ours. (Rust handles SIGSEGV itself, and waits for the fault to come again.)
 #[test]
@@ -40,7 +40,7 @@ fn agent_panic_leaves_nothing() {
         return;
     }
     // A backtrace of a debug build takes its time.
-    let launch = launch_under_witness(Name::Rankrun, 2)
+    let launch = launch_under_subreaper(Name::Rankrun, 2)
         .env("RUST_BACKTRACE", "0")
         .under([fixture("panicking")])
         .stdin_open();
@@ -160,7 +160,7 @@ fn launcher_killed_with_nested_job_leaves_nothing() {
     for victim in Victim::BOTH {
         let inner =
             [fixture("launcher-under-test").into_os_string(), "--standalone".into(), "--no-python".into()];
-        let launch = launch_under_witness(Name::Rankrun, 2)
+        let launch = launch_under_subreaper(Name::Rankrun, 2)
             .args(["--no-python"])
             .args(inner)
             .args([fixture("worker")]);
@@ -179,7 +179,7 @@ fn launcher_killed_during_device_probe_leaves_nothing() {
     }
     let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Hang);
     for (name, options) in [(Name::Rankrun, "--devices=0"), (Name::Torchrun, "--nproc-per-node=gpu")] {
-        let launch = Launch::new(name).under([fixture("witness")]).args(["--standalone", options]);
+        let launch = Launch::new(name).under([fixture("subreaper")]).args(["--standalone", options]);
         let launch = launch.env("RANKRUN_PROBE_TIMEOUT", "60").on(&machine);
         let opening = launch.opening();
         let job = launch.worker(["alive"]).start();
@@ -240,7 +240,7 @@ fn out_of_memory_kill_of_any_process_leaves_nothing() {
     };
     for victim in [Some(Victim::Guard), Some(Victim::Agent), None] {
         let launch = group.wrap_launch(Launch::standalone(Name::Rankrun, 1)).stdin_open();
-        let launch = launch.under([fixture("witness")]);
+        let launch = launch.under([fixture("subreaper")]);
         let mut job =
             launch.worker(["catch", "helper=daemon", "helper=session", "alive", "read", "eat"]).start();
         job.wait_for_lines("alive rank=0", 3);

@@ -1,6 +1,6 @@
 //! No process of a job survives the launcher, however the launcher dies.
 //!
-//! The jobs run below the fixture `witness`, which inherits every orphan and ends when none is left. It also counts
+//! The jobs run below the fixture `subreaper`, which inherits every orphan and ends when none is left. It also counts
 //! processes without a mark in a session of their own.
 
 mod by_name;
@@ -45,8 +45,8 @@ impl Victim {
 }
 
 /// A launch of a job that ends only when nothing of it is left.
-pub(crate) fn launch_under_witness(name: Name, workers: usize) -> Launch {
-    Launch::standalone(name, workers).under([fixture("witness")])
+pub(crate) fn launch_under_subreaper(name: Name, workers: usize) -> Launch {
+    Launch::standalone(name, workers).under([fixture("subreaper")])
 }
 
 fn family_steps(middle: &[&'static str]) -> Vec<&'static str> {
@@ -87,14 +87,14 @@ fn assert_kills_leave_nothing(
 #[test]
 fn launcher_killed_during_worker_start_leaves_nothing() {
     assert_kills_leave_nothing("start", Duration::from_millis(40), |name, _| {
-        launch_under_witness(name, 2 * WORKERS).worker(family_steps(&["alive"])).start()
+        launch_under_subreaper(name, 2 * WORKERS).worker(family_steps(&["alive"])).start()
     });
 }
 
 /// A job that was seen alive with all its processes. Its rank 0 fails when something is typed.
 #[track_caller]
 fn start_family(name: Name, grace: &str) -> Job {
-    let launch = launch_under_witness(name, WORKERS).env("RANKRUN_GRACE", grace).stdin_open();
+    let launch = launch_under_subreaper(name, WORKERS).env("RANKRUN_GRACE", grace).stdin_open();
     let job = launch.worker(family_steps(&["alive", "rank0:read", "rank0:exit=4"])).start();
     job.wait_for_lines("alive rank=", ALIVE_COUNT);
     job
@@ -130,7 +130,7 @@ fn launcher_killed_during_shutdown_leaves_nothing() {
 #[test]
 fn launcher_killed_during_restarts_leaves_nothing() {
     assert_kills_leave_nothing("restart", Duration::from_millis(60), |name, _| {
-        let launch = launch_under_witness(name, WORKERS)
+        let launch = launch_under_subreaper(name, WORKERS)
             .args(["--max-restarts", "100000"])
             .env("RANKRUN_GRACE", "0.005");
         let steps = [
@@ -155,7 +155,7 @@ fn launcher_killed_after_worker_ended_leaves_no_children() {
         return;
     }
     for victim in Victim::BOTH {
-        let launch = launch_under_witness(Name::Rankrun, WORKERS);
+        let launch = launch_under_subreaper(Name::Rankrun, WORKERS);
         let job = launch.worker(family_steps(&["alive", "rank0:exit=0"])).start();
         let lines = job.wait_for_lines("alive rank=", ALIVE_COUNT);
         let worker = lines.iter().find(|line| line.contains("rank=0") && line.contains("process=worker"));
@@ -189,7 +189,7 @@ fn endlessly_forking_process_is_caught() {
         return;
     }
     for victim in Victim::BOTH {
-        let job = launch_under_witness(Name::Rankrun, 1)
+        let job = launch_under_subreaper(Name::Rankrun, 1)
             .worker(["catch", "helper=hopper", "alive", "forever"])
             .start();
         job.wait_for_line("process=worker");

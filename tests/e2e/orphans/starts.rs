@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harness::{Gate, Launch, Name, Process, Scratch, field, is_rankrun};
 
-use super::{SWEEP_TIMEOUT, family_steps, launch_under_witness};
+use super::{SWEEP_TIMEOUT, family_steps, launch_under_subreaper};
 
 /// A user id without a user, so that the kernel counts the processes of this launch alone.
 const TEST_UID: u32 = 23_471;
@@ -37,7 +37,7 @@ fn descriptor_limit_reached_during_start_leaves_nothing() {
     }
     for name in Name::for_shared_behaviour() {
         let scratch = Scratch::new();
-        let launch = launch_under_witness(*name, 32).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
+        let launch = launch_under_subreaper(*name, 32).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
         let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]).env("RANKRUN_GRACE", "0.2");
         let job = launch.worker(family_steps(&["alive"])).start();
         job.wait_for_line("error:");
@@ -86,7 +86,7 @@ fn program_deleted_during_start_leaves_nothing() {
         let scratch = Scratch::new();
         let program = scratch.file("train", "#!/bin/sh\nrm -f \"$0\"\ntrap '' TERM\nsleep 1111\n", 0o755);
         let launch =
-            launch_under_witness(*name, 64).args(["--no-python", &program]).env("RANKRUN_GRACE", "0.2");
+            launch_under_subreaper(*name, 64).args(["--no-python", &program]).env("RANKRUN_GRACE", "0.2");
         let outcome = launch.run();
         assert!(!outcome.status.success(), "{outcome}");
         outcome.expect_absent("panicked");

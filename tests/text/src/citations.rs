@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::titles::cited_titles;
+
 /// What a text sends its reader to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Citation {
@@ -11,6 +13,13 @@ pub enum Citation {
         path: String,
         /// Where in it.
         place: Option<Place>,
+    },
+    /// The target of a Markdown link: a path from the citing file's folder, and the anchor behind its `#`.
+    Link {
+        /// As it is written; empty for a place of the citing document.
+        path: String,
+        /// Where in it.
+        anchor: Option<String>,
     },
     /// A source file.
     Code(String),
@@ -29,6 +38,8 @@ pub enum Place {
     Anchor(String),
     /// By its number or letter.
     Section(String),
+    /// By its quoted title.
+    Title(String),
 }
 
 impl fmt::Display for Citation {
@@ -37,6 +48,9 @@ impl fmt::Display for Citation {
             Self::Document { path, place: None } => write!(f, "{path}"),
             Self::Document { path, place: Some(Place::Anchor(anchor)) } => write!(f, "{path}#{anchor}"),
             Self::Document { path, place: Some(Place::Section(id)) } => write!(f, "{path} section {id}"),
+            Self::Document { path, place: Some(Place::Title(title)) } => write!(f, "{path} \"{title}\""),
+            Self::Link { path, anchor: None } => write!(f, "link {path}"),
+            Self::Link { path, anchor: Some(anchor) } => write!(f, "link {path}#{anchor}"),
             Self::Code(path) => write!(f, "{path}"),
             Self::Contract(id) => write!(f, "contract {id}"),
             Self::Invariant(id) => write!(f, "invariant {id}"),
@@ -44,6 +58,9 @@ impl fmt::Display for Citation {
         }
     }
 }
+
+/// The contract of other launchers: `launchers contract 1.3` is a section of it.
+const LAUNCHERS_CONTRACT: &str = "docs/dev/launchers-contract.md";
 
 /// Documents of others that the text may name.
 const FOREIGN: [&str; 2] = ["PERFORMANCE.md", "docs.rs"];
@@ -79,10 +96,12 @@ const FOLDERS: [&str; 26] = [
 ];
 
 /// A word without the signs around it.
-struct Word<'a> {
-    plain: &'a str,
+pub(crate) struct Word<'a> {
+    pub(crate) plain: &'a str,
     /// Whether a list goes on behind it.
     goes_on: bool,
+    /// Whether a sign separates it from the next word.
+    is_separated: bool,
     kind: WordKind,
 }
 
@@ -95,7 +114,7 @@ enum WordKind {
     Link,
 }
 
-fn words(text: &str) -> Vec<Word<'_>> {
+pub(crate) fn words(text: &str) -> Vec<Word<'_>> {
     let goes_on = |raw: &str| raw.ends_with(',') && !raw.ends_with("),");
     // A link's two halves are two words.
     let pieces =
@@ -105,9 +124,17 @@ fn words(text: &str) -> Vec<Word<'_>> {
         0 => WordKind::Prose,
         _ => WordKind::Link,
     };
-    let all =
-        pieces.map(|(half, raw)| Word { plain: trimmed(raw), goes_on: goes_on(raw), kind: kind(half, raw) });
-    all.filter(|word| !word.plain.is_empty()).collect()
+    let mut all: Vec<Word<'_>> = Vec::new();
+    for (half, raw) in pieces {
+        let is_separated = raw.ends_with(['.', ',', ';', ':', '|']);
+        let plain = trimmed(raw);
+        if plain.is_empty() {
+            all.iter_mut().next_back().into_iter().for_each(|word| word.is_separated |= is_separated);
+        } else {
+            all.push(Word { plain, goes_on: goes_on(raw), is_separated, kind: kind(half, raw) });
+        }
+    }
+    all
 }
 
 /// A path may begin with dots, and a sentence ends with one.
@@ -125,11 +152,18 @@ fn is_code(raw: &str) -> bool {
 #[must_use]
 pub fn citations(text: &str) -> Vec<Citation> {
     let words = words(text);
-    let mut found = Vec::new();
+    let mut found = cited_titles(text);
     for at in 0..words.len() {
         let word = words[at].plain;
         let lower = word.to_ascii_lowercase();
         match &*lower {
+            "contract" if at > 0 && words[at - 1].plain.eq_ignore_ascii_case("launchers") => {
+                let section = |id| Citation::Document {
+                    path: LAUNCHERS_CONTRACT.to_owned(),
+                    place: Some(Place::Section(id)),
+                };
+                found.extend(listed(&words[at + 1..], is_section).map(section));
+            }
             "contract" => found.extend(listed(&words[at + 1..], is_section).map(Citation::Contract)),
             "appendix" => {
                 let id = words.get(at + 1).filter(|id| is_letter(id.plain));
@@ -145,7 +179,13 @@ pub fn citations(text: &str) -> Vec<Citation> {
             _ if words[at].kind == WordKind::Code && word.contains(['/', '{']) => {
                 found.extend(code_paths(word).into_iter().map(|citation| with_section(citation, &words, at)));
             }
-            _ if words[at].kind == WordKind::Link => found.extend(link_target(word)),
+            _ if words[at].kind == WordKind::Link => {
+                found.extend(link_target(word));
+                let place = path(word).map(|citation| with_section(citation, &words, at));
+                found.extend(place.filter(|citation| {
+                    matches!(citation, Citation::Document { place: Some(Place::Section(_)), .. })
+                }));
+            }
             _ => found.extend(path(word).map(|citation| with_section(citation, &words, at))),
         }
     }
@@ -219,21 +259,15 @@ fn folder_or_file(word: &str) -> Option<Citation> {
 }
 
 /// The target of a link: a place of the same document, a document, or another file or folder. A link of rustdoc names
-/// an item instead.
+/// an item instead, and an address of the web has a colon.
 fn link_target(word: &str) -> Option<Citation> {
-    if let Some(anchor) = word.strip_prefix('#') {
-        return Some(Citation::Document {
-            path: String::new(),
-            place: Some(Place::Anchor(anchor.to_owned())),
-        });
-    }
-    let is_path = word.contains('/')
-        && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
-    path(word).or_else(|| is_path.then(|| Citation::Code(word.to_owned())))
+    let (path, anchor) = word.split_once('#').map_or((word, None), |(path, anchor)| (path, Some(anchor)));
+    let is_plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+    is_plain.then(|| Citation::Link { path: path.to_owned(), anchor: anchor.map(str::to_owned) })
 }
 
 /// A path of a document or of code.
-fn path(word: &str) -> Option<Citation> {
+pub(crate) fn path(word: &str) -> Option<Citation> {
     let (path, anchor) = word.split_once('#').map_or((word, None), |(path, anchor)| (path, Some(anchor)));
     let is_plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
     if !is_plain || path.starts_with('.') && !path.starts_with("..") {
@@ -254,7 +288,13 @@ fn with_section(citation: Citation, words: &[Word<'_>], at: usize) -> Citation {
         |at: usize| words.get(at).map(|word| word.plain).filter(|word| is_section(word) || is_letter(word));
     let is_section_word =
         |at: usize| words.get(at).is_some_and(|word| word.plain.eq_ignore_ascii_case("section"));
-    let behind = is_section_word(at + 1).then(|| id(at + 2)).flatten();
+    let number = || words.get(at + 1).map(|word| word.plain).filter(|word| is_section(word));
+    let behind = if is_section_word(at + 1) {
+        id(at + 2)
+    } else {
+        // `docs/a.md 3.6`: a number without a sign between.
+        number().filter(|_| !words[at].is_separated)
+    };
     let before =
         || (at >= 3 && is_section_word(at - 3) && words[at - 1].plain == "of").then(|| id(at - 2)).flatten();
     let place = behind.or_else(before).map(|id| Place::Section(id.to_owned()));
@@ -290,13 +330,23 @@ mod self_test {
         assert_eq!(found("section 3 of `docs/a.md`"), ["docs/a.md section 3"]);
         assert_eq!(found("as section 3 says"), ["section 3"]);
         assert_eq!(found("as the design document says"), ["the design document"]);
+        assert_eq!(found("launchers contract 3.6"), ["docs/dev/launchers-contract.md section 3.6"]);
+        assert_eq!(
+            found("the launchers' contract 1.3 and 9"),
+            ["docs/dev/launchers-contract.md section 1.3", "docs/dev/launchers-contract.md section 9"]
+        );
+        assert_eq!(
+            found("`docs/a.md` 99; docs/b.md, 4 times | `docs/c.md` | 5 |"),
+            ["docs/a.md section 99", "docs/b.md", "docs/c.md"]
+        );
+        assert_eq!(found("[x](a.md), section 3"), ["link a.md", "a.md section 3"]);
     }
 
     #[test]
     fn paths_of_documents_and_code_are_found() {
         assert_eq!(
             found("([docs/stopping.md](docs/stopping.md#ctrl-c)),"),
-            ["docs/stopping.md", "docs/stopping.md#ctrl-c"]
+            ["docs/stopping.md", "link docs/stopping.md#ctrl-c"]
         );
         assert_eq!(
             found("`agent/state.rs` and state.rs; nccl-tests' `PERFORMANCE.md`"),
@@ -311,7 +361,8 @@ mod self_test {
 
     #[test]
     fn link_leads_to_any_file_and_to_places_of_its_own_document() {
-        assert_eq!(found("[x](dev/gone.txt), [y](#gone-too)"), ["dev/gone.txt", "#gone-too"]);
+        assert_eq!(found("[x](dev/gone.txt), [y](#gone-too)"), ["link dev/gone.txt", "link #gone-too"]);
+        assert_eq!(found("[x](LICENSE), [y](docs/)"), ["link LICENSE", "link docs/"]);
         assert_eq!(found("[x](https://a.b/c), [`Self::x`](Self::x), [y](super::z), issue #1"), [""; 0]);
     }
 }

@@ -8,6 +8,7 @@ use crate::checkout::{RustFile, files, module_folder};
 use crate::citations::{Citation, Place, citations};
 use crate::items::{is_declared, item_paths, unknown_identifiers};
 use crate::source::Source;
+use crate::titles::{plain_title, row_title};
 
 const CONTRACT: &str = "docs/dev/torchrun-contract.md";
 /// The document that has the numbered invariants in full.
@@ -22,6 +23,8 @@ struct Document {
     sections: BTreeSet<String>,
     /// The same below a heading about invariants.
     invariants: BTreeSet<String>,
+    /// Titles of sections, first cells of rows and bold beginnings of paragraphs, without their signs.
+    titles: BTreeSet<String>,
 }
 
 impl Document {
@@ -33,9 +36,11 @@ impl Document {
             if in_code {
                 continue;
             }
+            document.titles.extend(row_title(line));
             let title = line.trim_start_matches('#');
             if title.len() < line.len() && title.starts_with(' ') {
                 document.anchors.insert(anchor(title.trim()));
+                document.titles.insert(plain_title(title));
                 section = number(title.trim()).unwrap_or_default();
                 document.sections.extend(Some(section.clone()).filter(|section| !section.is_empty()));
                 of_invariants = title.to_ascii_lowercase().contains("invariant");
@@ -110,8 +115,10 @@ impl Documents {
                     None => true,
                     Some(Place::Anchor(anchor)) => document.anchors.contains(anchor),
                     Some(Place::Section(id)) => document.sections.contains(id),
+                    Some(Place::Title(title)) => document.titles.contains(&plain_title(title)),
                 })
             }
+            Citation::Link { path, anchor } => self.has_target(citing, path, anchor.as_deref()),
             Citation::Code(path) => {
                 let path = resolved(citing, path);
                 let is_folder_of = |there: &str, path: &str| {
@@ -132,6 +139,29 @@ impl Documents {
                 self.documents.get(ARCHITECTURE).is_some_and(|page| page.invariants.contains(id))
             }
             Citation::Unnamed(_) => false,
+        }
+    }
+
+    /// Whether a link of a document leads to a file, a folder or a place. In code a word without a path is an item.
+    fn has_target(&self, citing: &str, path: &str, anchor: Option<&str>) -> bool {
+        if !citing.ends_with(".md") && !path.contains(['/', '.']) {
+            return true;
+        }
+        let folder = citing.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let path =
+            if path.is_empty() { citing.to_owned() } else { resolved("", &format!("{folder}/{path}")) };
+        match anchor {
+            Some(anchor) => {
+                self.documents.get(&path).is_some_and(|document| document.anchors.contains(anchor))
+            }
+            None => {
+                self.paths.contains(&path)
+                    || self
+                        .paths
+                        .range(format!("{path}/")..)
+                        .next()
+                        .is_some_and(|next| next.starts_with(&format!("{path}/")))
+            }
         }
     }
 
@@ -266,7 +296,8 @@ mod self_test {
             "# A\n## Invariants\n\n1. One.\n2. Two.\n- **R7** Leaving.\n## Threads\n3. Three.\n";
         let all = [(CONTRACT, CONTRACT_TEXT), ("docs/guide.md", guide), (ARCHITECTURE, architecture)];
         let documents = all.map(|(path, text)| (path.to_owned(), Document::parse(text))).into();
-        Documents { documents, paths: ["launcher/src/agent/state.rs".to_owned()].into() }
+        let paths = all.map(|(path, _)| path).into_iter().chain(["launcher/src/agent/state.rs"]);
+        Documents { documents, paths: paths.map(str::to_owned).collect() }
     }
 
     fn resolves(citing: &str, text: &str) -> Vec<bool> {
@@ -292,9 +323,28 @@ mod self_test {
     }
 
     #[test]
+    fn markdown_link_resolves_only_from_the_citing_folder() {
+        assert_eq!(resolves("README.md", "[x](guide.md), [y](docs/guide.md#ctrl)"), [false, false]);
+        assert_eq!(resolves("docs/other.md", "[x](docs/guide.md), [y](agent/state.rs)"), [false, false]);
+        assert_eq!(
+            resolves("docs/other.md", "[x](../ARCHITECTURE.md#invariants), [y](../docs)"),
+            [true, true]
+        );
+        assert_eq!(resolves("a.rs", "[x](item)"), [true]);
+    }
+
+    #[test]
+    fn cited_title_is_in_the_document() {
+        assert_eq!(
+            resolves("a.rs", "docs/guide.md, \"Ctrl-C, and kill\"; docs/guide.md \"Ctrl\""),
+            [true, false, true, true]
+        );
+    }
+
+    #[test]
     fn link_without_path_leads_to_its_own_document() {
         assert_eq!(resolves("docs/guide.md", "[x](#ctrl-c-and-kill) [y](#ctrl)"), [true, false]);
-        assert_eq!(resolves("docs/guide.md", "[x](../launcher/src/) [y](gone.txt)"), [true]);
+        assert_eq!(resolves("docs/guide.md", "[x](../launcher/src/) [y](gone.txt)"), [true, false]);
         assert_eq!(resolves("docs/guide.md", "[x](dev/gone.txt)"), [false]);
     }
 

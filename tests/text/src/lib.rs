@@ -11,6 +11,7 @@ pub mod items;
 pub mod limits;
 pub mod names;
 pub mod source;
+mod titles;
 
 use std::path::Path;
 use std::{fs, io};

@@ -48,10 +48,10 @@ pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 pub const SIGNALS_TO_HANDLE: &str = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 /// The mark of our job: an id of this launch, inherited by every process of it.
 pub const JOB: &str = "RANKRUN_JOB";
-/// Which life of the worker group this is, counted from 0.
+/// The generation of the worker group, counted from 0.
 pub const GENERATION: &str = "RANKRUN_GENERATION";
 /// Which completed rendezvous of the job this is: a whole number that is the same on all nodes, and larger than that of
-/// the life before. Beside [`RESTART_COUNT`], which each node counts for itself. Not set in a job of one node.
+/// the generation before. Beside [`RESTART_COUNT`], which each node counts for itself. Not set in a job of one node.
 pub const ROUND: &str = "RANKRUN_ROUND";
 /// How many launches of each entrypoint are above this process, written by the innermost launcher.
 pub const NESTING: &str = "RANKRUN_NESTING";
@@ -61,8 +61,8 @@ pub const KEEP: &str = "RANKRUN_KEEP";
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 /// NCCL's library for the worker runtime: a path, which comes before every place where it would be looked for.
 pub const NCCL_LIBRARY: &str = "RANKRUN_NCCL";
-/// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for all
-/// workers. A user sets it, with or without a launcher.
+/// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for
+/// all workers. A user sets it, with or without a launcher.
 pub const BACKEND: &str = "RANKRUN_BACKEND";
 /// The network interface on which workers reach other hosts, as torch's gloo takes it; `--iface` sets it.
 pub const INTERFACE: &str = "GLOO_SOCKET_IFNAME";

@@ -236,7 +236,7 @@ proptest! {
 }
 
 #[test]
-fn worker_stuck_in_dstate_ends_job_without_restart() {
+fn worker_in_dstate_ends_job_without_restart() {
     let at = clock();
     for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         let mut job = new_job(2, 5, cli_flavor);

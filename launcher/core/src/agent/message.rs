@@ -125,7 +125,7 @@ pub enum Input {
     },
     /// The user suspends the job (Ctrl-Z). The guard waits for [`Action::Suspend`].
     SuspendRequested,
-    /// The suspended job goes on: the user wants it to, or another input has to be handled
+    /// The suspended job continues: the user wants it to, or another input has to be handled
     /// ([`State::next_input`](super::state::State::next_input)).
     ResumeRequested,
     /// The other nodes take this node for dead while its workers are suspended: an
@@ -146,7 +146,7 @@ pub enum Input {
     /// The answer to [`Action::WriteParentFile`].
     ParentFileWritten,
     /// The other nodes are told of the outcome.
-    PeersTold {
+    PeersNotified {
         /// Until when they may need something of this node.
         until: Instant,
     },

@@ -41,12 +41,12 @@ pub(super) enum JobPhase {
     /// No worker is alive, and the rendezvous is asked whether a lost node caused the failure. After `until`
     /// the failure counts as our own.
     Blaming { failure: Failure, until: Instant },
-    /// No worker is alive. A check of the devices or of the job's progress runs. The user is told at
+    /// No worker is alive. A check of the devices or of the job's progress runs. The launcher tells the user at
     /// `report_at`; the check is abandoned at `give_up_at`.
     Checking { failure: Failure, step: CheckStep, report_at: Option<Instant>, give_up_at: Option<Instant> },
     /// No worker is alive, and all start again at `until`.
     Waiting { failure: Failure, until: Instant },
-    /// All workers of this node have succeeded, and this node waits for the others. The user is told at
+    /// All workers of this node have succeeded, and this node waits for the others. The launcher tells the user at
     /// `report_at`.
     Settling { report_at: Option<Instant> },
     /// The job has its outcome, and no worker is left.
@@ -83,13 +83,13 @@ pub(super) struct Shutdown {
 pub(super) enum ShutdownStep {
     /// Processes that the workers left running are awaited, then stopped.
     Sweeping(LeftoverWait),
-    /// The output of the workers is written out, until `give_up_at` or the time limit. The user is told at
+    /// The output of the workers is written out, until `give_up_at` or the time limit. The launcher tells the user at
     /// `report_at`.
     Draining { give_up_at: Option<Instant>, time_limit: Option<Instant>, report_at: Option<Instant> },
     /// The error file of the parent process is written, until `give_up_at`. A signal ends the wait, but not
     /// before `usual_until`: most file systems answer before.
     WritingParentFile { give_up_at: Instant, usual_until: Instant },
-    /// The outcome is reported, and the other nodes may still need something of this node. The user is told
+    /// The outcome is reported, and the other nodes may still need something of this node. The launcher tells the user
     /// at `report_at`.
     Leaving { until: Instant, report_at: Option<Instant> },
 }
@@ -125,8 +125,8 @@ pub(super) enum StopStage {
     Killed {
         give_up_at: Instant,
     },
-    /// The processes that the workers left behind were killed, and are counted again at `next_try`. The user is told of
-    /// them from `report_at` on. Workers in `live` have survived SIGKILL.
+    /// The processes that the workers left behind were killed, and are counted again at `next_try`. The launcher tells
+    /// the user of them from `report_at` on. Workers in `live` have survived SIGKILL.
     KillingLeftovers {
         next_try: Instant,
         report_at: Option<Instant>,

@@ -248,7 +248,7 @@ impl State {
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
             | Input::ParentFileWritten
-            | Input::PeersTold { .. }
+            | Input::PeersNotified { .. }
             | Input::PeersLeft => Vec::new(),
             Input::DescendantReaped if self.awaits_groups() => vec![self.check_groups()],
             Input::DescendantReaped => self.retry_kill_of_leftovers(),
@@ -499,8 +499,8 @@ impl State {
         }
     }
 
-    /// The only way to stop workers: the signal to each process group, and SIGKILL after the grace period of
-    /// this reason.
+    /// The only way to stop workers: the signal to each rank or its process group
+    /// ([`signal_scope`](super::signal_scope)), and SIGKILL to all groups after the grace period of this reason.
     fn stop_workers(
         &mut self,
         now: Instant,

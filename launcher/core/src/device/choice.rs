@@ -219,8 +219,9 @@ fn drop_or_refuse_unhealthy(choice: &mut DeviceChoice, input: &ChoiceInput<'_>) 
         }
         _ => {}
     }
-    let left_out = dead.into_iter().map(|(device, because)| ChoiceWarning::LeftOut { device, because });
-    choice.warnings.extend(left_out);
+    let excluded =
+        dead.into_iter().map(|(device, because)| ChoiceWarning::ExcludedDevice { device, because });
+    choice.warnings.extend(excluded);
     Ok(())
 }
 

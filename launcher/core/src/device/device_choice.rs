@@ -39,7 +39,7 @@ pub struct DeviceChoice {
     pub forced_own_reason: Option<&'static str>,
     /// The device of each worker, by local rank.
     pub workers: Vec<WorkerDevice>,
-    /// The reason why the workers run on the CPUs, where the user is told.
+    /// The reason why the workers run on the CPUs, if the launcher prints it.
     pub cpu_reason: Option<String>,
     /// `OMP_NUM_THREADS`, unless the user set it: fewer workers have more CPUs each.
     pub omp_threads: Option<u32>,
@@ -48,7 +48,8 @@ pub struct DeviceChoice {
 /// One device of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChosenDevice {
-    /// Its position in [`super::Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
+    /// Its position in [`super::Machine::accelerators`]; of its first tile for an Intel card that is seen as one
+    /// device.
     pub position: usize,
     /// The device, as a process sees it.
     pub accelerator: Accelerator,

@@ -94,7 +94,7 @@ pub fn rocm(count: u8) -> Machine {
     identical_devices(DeviceType::Rocm, count, "AMD MI300X")
 }
 
-/// Intel cards with so many tiles each.
+/// Intel cards, each with this number of tiles.
 pub fn xpu(cards: u8, tiles: u8) -> Machine {
     let mut machine = Machine::default();
     for card_number in 0..cards {

@@ -1,4 +1,4 @@
-//! How a worker is told its device: the vendors' variables. Pure.
+//! The vendors' variables that give a worker its device. Pure.
 //!
 //! | type | chosen | not shown |
 //! |---|---|---|

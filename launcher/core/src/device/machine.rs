@@ -21,7 +21,7 @@ pub struct Machine {
     pub nics: Vec<Nic>,
     /// Failed questions with their reasons; also each library that is not installed.
     pub troubles: Vec<ProbeProblem>,
-    /// Sources that failed and that another one replaces: the user is told, and the launch goes on.
+    /// Sources that failed and that another one replaces: the launcher prints a warning and continues.
     #[serde(default)]
     pub made_good: Vec<ProbeProblem>,
 }
@@ -343,7 +343,7 @@ pub enum ProbeProblemKind {
     Missing(String),
     /// The library is present and answers with an error.
     Failed(String),
-    /// It did not answer in so many seconds.
+    /// It did not answer within this number of seconds.
     Hung(u64),
     /// It took the probe down; how that ended.
     Crashed(String),

@@ -107,7 +107,7 @@ pub enum SelectorError {
         entry: String,
     },
     /// An entry that the list has twice.
-    #[error("`{entry}` stands there twice")]
+    #[error("`{entry}` is listed twice")]
     Repeated {
         /// The entry as it was written.
         entry: String,
@@ -143,8 +143,8 @@ impl SelectorError {
     #[must_use]
     pub fn hint(&self) -> String {
         match self {
-            Self::Empty => "if a shell variable stands there, check that it is set; `--devices all` takes every device, \
-                            `--devices none` runs on CPUs"
+            Self::Empty => "if the value comes from a shell variable, check that it is set; `--devices all` takes every \
+                            device, `--devices none` runs on CPUs"
                 .to_owned(),
             Self::EmptyEntry { .. } => "write the devices with one comma between them, such as `0,2`".to_owned(),
             Self::LoneDash => "`-2` leaves out device 2".to_owned(),

@@ -34,7 +34,7 @@ const DRIVER_FOLDERS: [&str; 7] = [
 
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// At most so many folders of `LD_LIBRARY_PATH` are searched.
+/// The most folders of `LD_LIBRARY_PATH` that are searched.
 const MAX_LIBRARY_FOLDERS: usize = 64;
 
 /// Whether NVIDIA's library is in `LD_LIBRARY_PATH` or where a driver puts it.

@@ -19,7 +19,7 @@ pub enum OomEvidence {
         /// Whether each of the deaths has a kill that can be of no other known process.
         is_certain: bool,
     },
-    /// The kernel killed so many processes somewhere on the machine.
+    /// The number of processes that the kernel killed on the whole machine.
     OnMachine {
         /// The number of processes killed by the OOM killer.
         count: u64,

@@ -41,8 +41,8 @@ pub struct RankRow {
 pub enum ProcessState {
     /// The launcher has not started the worker yet.
     NotStarted,
-    /// The worker is left out, and the user has not started it yet.
-    LeftOut,
+    /// The external worker, which the user has not started yet.
+    ExternalNotStarted,
     /// It is alive, in this kernel state.
     Alive(RunState),
     /// It has ended with this exit.

@@ -28,7 +28,7 @@ use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 /// How long after the deadline an agent still removes itself from the state; torch's value.
 const SELF_REMOVAL_LIMIT: Duration = Duration::from_secs(5);
-/// The most by which another machine's clock may be ahead of ours, in microseconds.
+/// The most by which another machine's clock may be ahead of this machine's, in microseconds.
 const MAX_CLOCK_SKEW: i64 = 24 * 3600 * 1_000_000;
 
 /// The agent for which the next step is decided.
@@ -62,7 +62,8 @@ pub struct RoundView<'a> {
 pub enum RoundGoal<'a> {
     /// Be in the next round. All its workers have ended.
     Join {
-        /// The agent gives up at this time. The caller extends it while the time does not count ([`has_time_to_rejoin`]).
+        /// The agent gives up at this time. The caller extends it while the time does not count
+        /// ([`has_time_to_rejoin`]).
         deadline: Instant,
         /// The last round of this node, if any.
         before: Option<u64>,

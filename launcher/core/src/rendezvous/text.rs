@@ -22,7 +22,7 @@ pub fn escape_for_terminal(text: &str, most: usize) -> String {
 /// Like [`escape_for_terminal`], for bytes that may not be UTF-8.
 #[must_use]
 pub fn escape_bytes_for_terminal(bytes: &[u8], most: usize) -> String {
-    // A character has at most four bytes. One more character shows that the text goes on.
+    // A character has at most four bytes. One more character shows that the text is longer.
     let longest = most.saturating_add(1).saturating_mul(4).min(bytes.len());
     escape_for_terminal(&String::from_utf8_lossy(&bytes[..longest]), most)
 }

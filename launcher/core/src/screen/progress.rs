@@ -1,7 +1,7 @@
 //! The last rows of a stream that rewrites its lines, such as one with progress bars. Pure.
 //!
 //! It follows carriage returns, backspaces, and the escape sequences that move the cursor within these rows, which
-//! nested bars use. A row is finished when the stream goes on below it; then it is an ordinary line. Sequences that
+//! nested bars use. A row is finished when the stream continues below it; then it is an ordinary line. Sequences that
 //! would reach other rows of the terminal have no effect.
 
 use std::collections::VecDeque;
@@ -80,7 +80,7 @@ impl ProgressArea {
         bytes.len()
     }
 
-    /// Whether an ordinary line begins with these bytes, below all rows: it is none of ours, and keeps every byte.
+    /// Whether an ordinary line begins with these bytes, below all rows: it is not a row, and keeps every byte.
     fn ends_before(&mut self, next: &[u8], finished: &mut Vec<ProgressRow>) -> bool {
         let is_below = self.last == LastMove::Newline && !self.moved_up && self.row + 1 == self.rows.len();
         let is_fresh = self.rows[self.row].cells.is_empty() && self.column == 0 && self.decoder.is_idle();

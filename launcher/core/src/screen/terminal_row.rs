@@ -62,7 +62,8 @@ impl TerminalRow {
         self.text.contains(&0x1b)
     }
 
-    /// Whether the text takes one row of a terminal of so many columns, so that it can be erased and drawn again.
+    /// Whether the text takes one row of a terminal with this number of columns, so that it can be erased and drawn
+    /// again.
     pub(super) fn fits(&self, columns: usize) -> bool {
         !self.is_overflowed && width(&self.text).is_some_and(|width| width < columns)
     }

@@ -31,7 +31,7 @@ pub(super) enum PromptState {
 pub(super) struct WorkerStream {
     prefix: Vec<u8>,
     column: LinePosition,
-    /// A read of so many bytes may end in the middle of a write.
+    /// A read of this number of bytes may end in the middle of a write.
     max_line: usize,
     pub(super) pending: PendingLine,
     /// The visible part of its unfinished line.
@@ -61,7 +61,7 @@ pub(super) struct PendingLine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LineEnd {
     Written,
-    /// The pipe was full: its writer has more, and goes on now that there is room.
+    /// The pipe was full: its writer has more, and continues now that there is room.
     Cut,
 }
 
@@ -196,7 +196,7 @@ impl WorkerStream {
         self.prompt = if may_wait { PromptState::MayWait } else { PromptState::Idle };
     }
 
-    /// The launcher ended the line: it goes on in a new one.
+    /// The launcher ended the line: the stream continues in a new one.
     pub(super) fn reset_row(&mut self) {
         self.column = LinePosition::Start;
         self.row = TerminalRow::default();

@@ -87,7 +87,7 @@ pub(crate) enum ProbeNeed {
     None,
     /// The job runs on the CPUs, also on a machine with accelerators.
     OnlyCpus,
-    /// Each worker is told its device where there is one. The launch does not depend on the answer.
+    /// Each worker gets its device in its environment, if there is one. The launch does not depend on the answer.
     Optional,
     /// The launch depends on the answer.
     Required,

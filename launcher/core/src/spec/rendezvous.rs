@@ -50,7 +50,7 @@ pub struct RoundTimes {
     pub connect: Duration,
     /// `keep_alive_interval`: between two heartbeats in the state.
     pub keep_alive: Duration,
-    /// `keep_alive_max_attempt`: a torchrun agent is dead after so many intervals.
+    /// `keep_alive_max_attempt`: a torchrun agent is dead after this number of intervals.
     pub keep_alive_attempts: u32,
     /// `cas_backoff_max_seconds`: longest random pause after a lost write.
     pub cas_backoff: Duration,
@@ -96,12 +96,12 @@ impl Default for RoundTimes {
 pub struct NetworkSpec {
     /// `--iface`: the interface that the job's traffic goes through.
     pub iface: Option<String>,
-    /// `--port-range A-B`: every listener of ours has a port in it.
+    /// `--port-range A-B`: each listener of the launcher has a port in it.
     pub ports: Option<PortRange>,
     /// A loopback endpoint means that all nodes are on this machine. Under the name torchrun it does not: there the
     /// hosting node may call itself `localhost`.
     pub binds_loopback_only: bool,
-    /// `--store-limit SIZE`: bytes of values in a store of ours, and of requests and answers under way.
+    /// `--store-limit SIZE`: bytes of values in a store that the launcher hosts, and of requests and answers under way.
     pub store_limit: Option<ByteSize>,
     /// The workers use NCCL, and no setting names its interface: on a host with several, the user gets a hint.
     pub nccl_chooses: bool,

@@ -34,7 +34,7 @@ impl Eq for RestartPolicy {}
 pub struct Backoff {
     /// The delay before the first restart.
     pub delay: Duration,
-    /// Each further wait is so many times the one before; 1 or more.
+    /// The factor from one wait to the next; 1 or more.
     pub factor: f64,
     /// The longest delay between two restarts.
     pub cap: Duration,

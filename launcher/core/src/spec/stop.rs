@@ -1,5 +1,5 @@
-//! The stop policy: a signal to each process group of the workers, then SIGKILL after the grace period; and the time
-//! limits that stop them. Pure.
+//! The stop policy: a signal to each worker or its process group, then SIGKILL to all groups after the grace period; and
+//! the time limits that stop them. Pure.
 
 use std::fmt;
 use std::time::Duration;

@@ -55,12 +55,12 @@ impl Agent<'_> {
         self.publish("launcher_error", || format_chain(error));
     }
 
-    /// What a call is waited for that takes long, or was given up.
+    /// Says that a call takes long, or was given up.
     pub(super) fn announce_call(&self, text: &str) {
         self.announce("waiting_for_call", text);
     }
 
-    /// The call is not needed any more.
+    /// Gives up a call whose result is not needed.
     pub(super) fn abandon_call<T: Send + 'static>(&self, call: WatchedCall<T>) {
         if let Some(text) = call.abandon() {
             self.announce_call(&text);

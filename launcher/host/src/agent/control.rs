@@ -129,9 +129,9 @@ fn silent_folder() -> io::Error {
 }
 
 impl Agent<'_> {
-    /// Opens the socket, once the workers are started or the user is told that the job waits: a start does not wait for
-    /// it. Under the name torchrun there is no socket. Without a place for it the job runs on, and the next start tries
-    /// again.
+    /// Opens the socket, once the workers are started or the launcher says that the job waits: a start does not wait
+    /// for it. Under the name torchrun there is no socket. Without a place for it the job runs on, and the next start
+    /// tries again.
     pub(super) fn open_control_socket(&mut self) {
         if self.workers.spec().cli_flavor == CliFlavor::Torchrun {
             return;

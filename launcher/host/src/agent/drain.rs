@@ -42,7 +42,7 @@ impl Agent<'_> {
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
         let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
         self.pending_report = Some(PendingReport { outcome, time_limit_error, own_error: None });
-        self.departure.as_ref().map(|departure| Input::PeersTold { until: departure.until })
+        self.departure.as_ref().map(|departure| Input::PeersNotified { until: departure.until })
     }
 
     /// Starts to write out what the workers wrote.

@@ -83,7 +83,7 @@ fn torch_report_omits_successes_and_lists_stopped_workers_last() {
 }
 
 #[test]
-fn torch_report_of_stuck_worker_names_dstate() {
+fn torch_report_of_dstate_worker_names_dstate() {
     let root = report(FailureKind::Uninterruptible { blocked_for: Duration::from_millis(2_040) }, None, &[])
         .root_cause;
     let expected = "Worker stuck in uninterruptible sleep (D-state) for 2.0s";

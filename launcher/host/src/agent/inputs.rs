@@ -38,7 +38,7 @@ impl Agent<'_> {
         }
         self.read_guard_messages(inputs)?;
         inputs.extend(self.answer_control_requests());
-        // After the signals: a job that is told to stop starts no worker. A suspended job starts none either.
+        // After the signals: a job that is to stop starts no worker. A suspended job starts none either.
         let is_stopping =
             |input: &Input| matches!(input, Input::StopRequested { .. } | Input::SuspendRequested);
         if !self.state.is_suspended() && !inputs.iter().any(is_stopping) {
@@ -47,7 +47,7 @@ impl Agent<'_> {
             self.advance_start();
             self.report_long_calls();
         }
-        // Also after them: a job that is told to stop must not restart.
+        // Also after them: a job that is to stop must not restart.
         let checked = self.device_check.as_mut().and_then(|check| check.advance(&mut self.workers));
         inputs.extend(checked);
         if let Some(seen) = self.progress_probe.as_mut().and_then(ProgressProbe::advance) {

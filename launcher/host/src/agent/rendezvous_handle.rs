@@ -343,7 +343,7 @@ impl Agent<'_> {
     }
 }
 
-/// A shutdown is so many requests, one after the other.
+/// The requests of a shutdown, which are sent one after the other.
 const SHUTDOWN_ROUND_TRIPS: u32 = 10;
 
 /// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.

@@ -83,7 +83,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Starts the workers once their log folders are made. The state hears of it before anything that happens later.
+    /// Starts the workers once their log folders are made. The state gets this input before any later one.
     pub(super) fn advance_start(&mut self) {
         let Some(pending) = &self.pending_start else { return };
         let folders = match pending.call.progress() {

@@ -1,5 +1,5 @@
 //! Ctrl-Z, `fg` and `bg`: stops the processes of the job and lets them go on, when the state says so
-//! (`state::suspend`). The guard's side, and why the agent itself goes on, is in `process/job_control.rs`.
+//! (`state::suspend`). The guard's side, and why the agent itself keeps running, is in `process/job_control.rs`.
 
 use std::time::Duration;
 

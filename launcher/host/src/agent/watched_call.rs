@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::blocking::{BlockingCall, CallProgress};
 use rankrun_core::agent::phase::USUAL_WAIT;
 
-/// A longer wait is told to the user.
+/// A longer wait is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
-/// A call, and when the user is told about it.
+/// A call, and when its wait is reported.
 pub(super) struct WatchedCall<T> {
     call: BlockingCall<T>,
     began: Instant,

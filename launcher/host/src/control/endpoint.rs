@@ -238,7 +238,7 @@ mod tests {
         assert!(endpoint.as_fd().is_none() && endpoint.take_requests().is_empty());
         endpoint.retry_server();
         expect_answer(&mut endpoint);
-        // A server that runs goes on.
+        // A running server stays.
         endpoint.retry_server();
         expect_answer(&mut endpoint);
         close(endpoint);

@@ -37,7 +37,7 @@ const NEW_PREFIX: &str = ".new-";
 const NEW_LIMIT: Duration = Duration::from_secs(60);
 /// `sun_path` of sockaddr_un(7), less the NUL at its end.
 const MAX_SOCKET_PATH: usize = 107;
-/// Jobs that end at the same time remove the empty parent folder between two calls of ours, perhaps many times.
+/// Jobs that end at the same time remove the empty parent folder between two calls here, perhaps many times.
 const MAKE_ATTEMPTS: usize = 100;
 
 /// The folders that hold jobs of this user, the preferred one first.

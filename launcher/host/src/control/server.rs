@@ -85,7 +85,7 @@ pub(super) struct JobLink {
     pub(super) max_clients: usize,
 }
 
-/// How many clients are served at the same time, where so many files may be open and so many are. The job keeps three
+/// The most clients at the same time, by the limit of open files and the number that are open. The job keeps three
 /// quarters of the rest: a restart needs descriptors for its workers.
 pub(super) fn client_limit(max_open: u64, open: RawFd) -> usize {
     let free = max_open.saturating_sub(u64::try_from(open).unwrap_or_default());

@@ -31,7 +31,7 @@ use tree::Tree;
 
 /// A longer list of cards of one vendor is taken for an error.
 const MAX_CARDS: usize = 128;
-/// At most so many troubles are reported.
+/// The most troubles that are reported.
 const MAX_PROBLEMS: usize = 64;
 
 /// Everything but what only NVML knows. What was not asked for is not read.

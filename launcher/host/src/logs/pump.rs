@@ -31,7 +31,7 @@ const GATHER_MS: u8 = 1;
 /// Rounds of small writes without a pause before gathering begins. The first ones are passed on at once, so lines that
 /// workers write in turn keep their order.
 const MAX_UNGATHERED_ROUNDS: u32 = 16;
-/// At most so many bytes may be left in a pipe when its worker has ended; later bytes are not the worker's.
+/// The most bytes that a pipe may hold when its worker has ended; later bytes are not the worker's.
 const DRAIN_LIMIT: usize = 1024 * 1024;
 /// The token of the wake-up descriptor; sources count from 0.
 const WAKE: u64 = u64::MAX;

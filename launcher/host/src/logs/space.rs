@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use rustix::fs::StatVfsMountFlags;
 
-    /// A file system with so many blocks of 1 KiB and so many inodes: total, free, and available to every user.
+    /// A file system with these numbers of blocks of 1 KiB and of inodes: total, free, and available to every user.
     fn found([blocks, bfree, bavail]: [u64; 3], [files, ffree, favail]: [u64; 3]) -> StatVfs {
         StatVfs {
             f_bsize: 4096,

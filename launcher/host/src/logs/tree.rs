@@ -221,8 +221,8 @@ impl LogTree {
         Ok(attempt)
     }
 
-    /// Makes the folders of a generation. As under torchrun, a tree that was removed meanwhile is made again; not in the
-    /// temporary folder, where another user could have made it.
+    /// Makes the folders of a generation. As under torchrun, a tree that was removed meanwhile is made again; not in
+    /// the temporary folder, where another user could have made it.
     fn make_attempt(&self, attempt: &Attempt) -> Result<(), LogError> {
         if self.temporary.is_none() {
             let made = std::fs::create_dir_all(&self.run);
@@ -260,7 +260,8 @@ impl LogTree {
         &self.run
     }
 
-    /// The error files that workers of any generation have left, at most so many. Links that a worker made are not followed.
+    /// The error files that workers of any generation have left, up to this number. Links that a worker made are not
+    /// followed.
     #[must_use]
     pub(crate) fn error_files(&self, at_most: usize) -> Vec<PathBuf> {
         let workers = folders_in(&self.run).flat_map(|attempt| folders_in(&attempt));

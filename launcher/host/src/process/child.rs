@@ -169,7 +169,7 @@ pub(crate) struct ReapedWorkers {
 /// The most memory that one page fault brings: a huge page, in bytes.
 const MAX_FAULT_BYTES: u64 = 2 << 20;
 
-/// Whether children with so many page faults had less than half of the peak, beside what they inherited.
+/// Whether children with this number of page faults had less than half of the peak, beside what they inherited.
 fn is_mostly_own(peak: u64, faults_of_children: Option<u64>) -> bool {
     faults_of_children.is_some_and(|faults| faults.saturating_mul(MAX_FAULT_BYTES) <= peak / 2)
 }

@@ -25,7 +25,7 @@ impl<'a> Elf<'a> {
         Some(Self { machine: u16::try_from(elf.number(18, 2)?).ok()?, ..elf })
     }
 
-    /// The number of so many bytes at that place.
+    /// The number at that place, of this length in bytes.
     pub(super) fn number(&self, at: usize, size: usize) -> Option<u64> {
         let bytes = self.head.get(at..at.checked_add(size)?)?;
         let add = |number: u64, byte: &u8| (number << 8) | u64::from(*byte);

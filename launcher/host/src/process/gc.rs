@@ -1,5 +1,5 @@
-//! Finds and ends processes of jobs after the death of their launcher. [`rankrun_core::gc`] decides which processes those
-//! are.
+//! Finds and ends processes of jobs after the death of their launcher. [`rankrun_core::gc`] decides which processes
+//! those are.
 #![expect(clippy::disallowed_methods, reason = "the limits on blocking waits are this shell's own")]
 
 use std::fs;
@@ -32,7 +32,7 @@ use rankrun_core::gc::{
 
 /// From SIGTERM to SIGKILL, and from there to giving up.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// At most so many processes are awaited by pidfds at once; the rest is checked when one of these ends.
+/// The most processes that are awaited by pidfds at once; the rest is checked when one of these ends.
 const MAX_WATCHED: usize = 256;
 /// Of the clock in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that we are built for.
 const TICKS_PER_SECOND: u64 = 100;
@@ -209,8 +209,8 @@ fn process_record(
 }
 
 /// Our program, also another copy of it (an earlier version, a second environment): whatever that runs is not touched.
-/// torchrun itself, a script that Python runs, is none, nor is the wrapper of a worker that was started by hand once its
-/// launcher is gone.
+/// torchrun itself, a script that Python runs, is none, nor is the wrapper of a worker that was started by hand once
+/// its launcher is gone.
 fn is_launcher(pid: Pid, stat: &ProcessStat, program: Option<(u64, u64)>) -> bool {
     let has_our_name = |name: &str| LAUNCHERS.contains(&name);
     match stat.name() {

@@ -1,10 +1,11 @@
 //! Tunes the agent's own heap: its size stays the same after one restart and after thousands.
 #![expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 
-/// Blocks of so many bytes are mapped, and unmapped when they are free.
+/// Blocks of this size or more are mapped, and unmapped when they are free.
 ///
-/// Every generation needs a few for a moment: the stack of a child until `execve`, the entries of a folder. In the heap,
-/// a small block that is put into the gap which one of them left, and stays, would make the next one need another place.
+/// Every generation needs a few for a moment: the stack of a child until `execve`, the entries of a folder. In the
+/// heap, a small block that is put into the gap which one of them left, and stays, would make the next one need another
+/// place.
 const MMAP_THRESHOLD: libc::c_int = 32 * 1024;
 
 /// Keeps blocks that come and go out of the heap, for the rest of the process. Before it has another thread.

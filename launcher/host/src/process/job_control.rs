@@ -89,7 +89,7 @@ impl JobControl {
         }
     }
 
-    /// Asks the agent, or stops this process and returns when it goes on.
+    /// Asks the agent, or stops this process and returns when it is continued.
     ///
     /// # Errors
     /// The kernel's refusal.

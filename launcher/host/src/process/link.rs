@@ -21,7 +21,7 @@ pub(crate) enum ToAgent {
     Resized,
     /// The guard is about to be stopped (Ctrl-Z): the agent stops all processes of the job, and answers.
     Suspend,
-    /// The guard goes on: so may they.
+    /// The guard continues, and the job with it.
     Resume,
 }
 

@@ -10,7 +10,7 @@ use super::proc::{ProcessStat, parse_pid};
 
 /// The state `TCP_LISTEN` as `/proc/net/tcp` shows it.
 const TCP_LISTEN_STATE: &str = "0A";
-/// At most so many processes are searched.
+/// The most processes that are searched.
 const MAX_PROCESSES: usize = 65_536;
 
 /// The pid and the name of the process that listens on `port`.

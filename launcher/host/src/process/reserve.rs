@@ -11,8 +11,8 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// A walk has a folder and two files open at the same time, or a file and a pidfd.
 const FDS_OF_A_WALK: usize = 4;
-/// [`open_keeping_reserve`] leaves so many more to the rest of the process (log files, pidfds, a second walk): an eighth of
-/// the limit, and no more than these.
+/// [`open_keeping_reserve`] leaves this number more to the rest of the process (log files, pidfds, a second walk): an
+/// eighth of the limit, and no more than these.
 const MAX_FDS_LEFT_FREE: u64 = 16;
 
 #[derive(Debug)]

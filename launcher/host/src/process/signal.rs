@@ -81,8 +81,9 @@ pub struct SignalInbox {
     fd: SignalFd,
 }
 
-/// Puts SIGCHLD back to its default and blocks the handled signals, SIGCHLD, SIGWINCH, and SIGTTOU (the agent writes to the terminal from a process group of
-/// its own, which `stty tostop` would stop). Returns the mask that was in force before.
+/// Puts SIGCHLD back to its default and blocks the handled signals, SIGCHLD, SIGWINCH, and SIGTTOU (the agent writes to
+/// the terminal from a process group of its own, which `stty tostop` would stop). Returns the mask that was in force
+/// before.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -98,7 +99,7 @@ pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
 /// Ignores SIGXFSZ. Beyond the limit on file sizes (`ulimit -f`) a write then fails, as on a full disk, and the
 /// launcher can report it. Workers get the default back.
 pub fn ignore_file_size_signal() {
-    // SAFETY: no handler of ours runs.
+    // SAFETY: no handler of this process runs.
     let _ = unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGXFSZ, SigHandler::SigIgn) };
 }
 
@@ -118,7 +119,8 @@ pub fn block_stop_signals_at_start() -> Option<SigSet> {
     Some(before)
 }
 
-/// As [`block`], after [`block_stop_signals_at_start`]: signals blocked there without a handler here get their previous state.
+/// As [`block`], after [`block_stop_signals_at_start`]: signals blocked there without a handler here get their previous
+/// state.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -216,7 +218,7 @@ impl AsFd for SignalInbox {
     }
 }
 
-/// Stops the calling process as an unhandled SIGTSTP would have (Ctrl-Z), and returns once it goes on.
+/// Stops the calling process as an unhandled SIGTSTP would have (Ctrl-Z), and returns once it is continued.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -229,7 +231,7 @@ pub fn stop_self() -> io::Result<()> {
 /// Ends the calling process as an unhandled `number` would have; returns where the kernel does not allow it.
 pub fn raise_with_default_action(number: i32) {
     let Ok(signal) = Signal::try_from(number) else { return };
-    // SAFETY: the default action is not a handler of ours.
+    // SAFETY: the default action is not a handler of this process.
     let _ = unsafe { nix::sys::signal::signal(nix_signal(signal), SigHandler::SigDfl) };
     let only = signal_set([signal]);
     let _ = raise(nix_signal(signal));

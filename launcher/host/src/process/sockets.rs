@@ -9,7 +9,7 @@ use rankrun_core::posix::Pid;
 
 use crate::process::reserve::with_reserve;
 
-/// More lines are not read: a host with so many connections is not to delay a stop.
+/// More lines are not read: a host with more connections is not to delay a stop.
 const MOST_LINES: usize = 100_000;
 
 /// The sockets of this network namespace that have an established connection to one port.

@@ -150,7 +150,7 @@ fn clone_child(plan: &mut SpawnPlan) -> io::Result<(Pid, Option<OwnedFd>)> {
 
 extern "C" fn child(plan: *mut c_void) -> libc::c_int {
     let plan = plan.cast::<SpawnPlan>();
-    // SAFETY: the parent passes a `Plan` that lives until it goes on, and is suspended meanwhile. Only
+    // SAFETY: the parent passes a `Plan` that lives until it continues, and is suspended meanwhile. Only
     // async-signal-safe functions are called.
     unsafe {
         (*plan).errno = become_worker(&*plan);

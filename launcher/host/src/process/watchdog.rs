@@ -97,7 +97,7 @@ impl Watchdog {
         Ok(Self { deadlines, origin: now, wake_event: Arc::new(wake_event) })
     }
 
-    /// Agent's side: workers may live until `kill_by`. `None` without workers, or if no other node goes on without
+    /// Agent's side: workers may live until `kill_by`. `None` without workers, or if no other node continues without
     /// this one.
     pub(crate) fn set_kill_deadline(&self, kill_by: Option<Instant>) {
         let stamp = Stamp::of(kill_by, self.origin);

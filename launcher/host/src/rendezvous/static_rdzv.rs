@@ -67,7 +67,8 @@ pub(crate) struct StaticSetup {
 pub(crate) enum FirstRound {
     /// torchrun agents take part: the job has only this round.
     Mixed(Round),
-    /// All agents are rankrun's. This round is complete, as the shared state under [`RendezvousKeys::static_keys`] says.
+    /// All agents are rankrun's. This round is complete, as the shared state under [`RendezvousKeys::static_keys`]
+    /// says.
     Alone {
         /// The complete first round, with this node in it.
         round: Box<Round>,
@@ -185,7 +186,7 @@ impl<'a> StaticJob<'a> {
         Err(RendezvousError::SameNodeRank { node_rank, ours: Box::new(self.name()), theirs }.into())
     }
 
-    /// The exchange of roles and ranks, and the state with which the job goes on.
+    /// The exchange of roles and ranks, and the state with which the job continues.
     async fn exchange_ranks(&self, store: &mut Client) -> Result<FirstRound, AssignRanksError> {
         let setup = self.setup;
         // The other nodes' names are known after all have joined.

@@ -62,7 +62,8 @@ pub struct Setup {
     pub role: String,
     /// Workers of this node in the first round.
     pub workers: LocalWorldSize,
-    /// Name of the workers' program: the same on all nodes of a job ([`rankrun_core::rendezvous::descriptor::display_entrypoint`]).
+    /// Name of the workers' program: the same on all nodes of a job
+    /// ([`rankrun_core::rendezvous::descriptor::display_entrypoint`]).
     pub entrypoint: String,
     /// This launcher's version.
     pub version: String,
@@ -135,7 +136,8 @@ impl NetworkRendezvous {
         self.lease.deadlines()
     }
 
-    /// Workers may run, and the watchdog ends them at the end of the lease if this process cannot. `None`: no workers run.
+    /// Workers may run, and the watchdog ends them at the end of the lease if this process cannot. `None`: no workers
+    /// run.
     pub(crate) fn set_watchdog(&self, watchdog: Option<Watchdog>) {
         self.lease.set_watchdog(watchdog);
     }
@@ -159,7 +161,7 @@ impl NetworkRendezvous {
         drop(self.io_thread);
     }
 
-    /// Waits for the end of the task; with `patience` only as long as the store goes on to answer.
+    /// Waits for the end of the task; with `patience` only as long as the store answers.
     #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
     fn wait_for_end(&self, until: Instant, patience: Option<Duration>) {
         let asked = Instant::now();

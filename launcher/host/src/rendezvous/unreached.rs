@@ -191,8 +191,8 @@ impl WaitingLines {
         [FIRST_LINE, next].into_iter().filter(|at| *at > waited).min().unwrap_or(waited + REMINDER)
     }
 
-    /// The line that is due after this wait, with the time left. Each reason is told once, and the present reason again
-    /// after a longer time.
+    /// The line that is due after this wait, with the time left. Each reason is reported once, and the present reason
+    /// again after a longer time.
     pub(crate) fn line(
         &mut self,
         waited: Duration,

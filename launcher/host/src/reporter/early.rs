@@ -160,8 +160,8 @@ mod tests {
         {
             assert_eq!(probable_cause(&of_rank_0(&[(1, 10)], line)), None, "{line}");
         }
-        let stuck = FailureKind::Uninterruptible { blocked_for: Duration::from_secs(2) };
-        let failure = FailureReport { kind: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
+        let dstate = FailureKind::Uninterruptible { blocked_for: Duration::from_secs(2) };
+        let failure = FailureReport { kind: dstate, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
         assert_eq!(probable_cause(&failure), None);
     }
 

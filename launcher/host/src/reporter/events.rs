@@ -55,7 +55,7 @@ pub(crate) struct JobProgress {
 pub(crate) enum RankStatus {
     /// The rendezvous is not complete.
     Joining,
-    /// It is this one of so many nodes.
+    /// Its rank among the nodes, and their number.
     Joined {
         /// The rank of this node.
         node_rank: NodeRank,

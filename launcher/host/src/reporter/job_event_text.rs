@@ -319,7 +319,8 @@ pub(crate) fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String
     format!("local rank {local_rank} was started by hand (pid {pid})")
 }
 
-/// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
+/// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker keeps
+/// running.
 #[must_use]
 pub(crate) fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -> String {
     let what = match (failed, reason) {

@@ -8,7 +8,7 @@ use rankrun_core::job_event::{JobEvent, ShutdownNotice};
 use rankrun_core::plain::plain;
 use rankrun_core::spec::stop::StopReason;
 
-/// At most so many processes are named in one line.
+/// The most processes that one line names.
 const MAX_NAMED: usize = 4;
 
 /// A process that a worker left running: pid and command.

@@ -75,7 +75,7 @@ fn rule_text(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
     plain(&format!("the job {what}, by the rule `{}`{where_from}", rule.text))
 }
 
-/// A further round, in which this node has so many workers.
+/// A further round, and the number of this node's workers in it.
 #[must_use]
 pub(crate) fn next_round_text(round: &Round, workers: u32) -> String {
     let first = round.base_rank.0;

@@ -16,7 +16,7 @@ use rankrun_contract::report::{self, ErrorReport};
 use crate::regular_file;
 use rankrun_core::error_chain::format_chain;
 
-/// At most so many bytes of a previous file are shown.
+/// The most bytes of a previous file that are shown.
 const OLD_CONTENTS: u64 = 64 * 1024;
 
 /// The launcher's own error file could not be written; the job ends as it would have.

@@ -101,12 +101,13 @@ fn hint(table: &RankTable, setting: &TableSetting) -> Option<String> {
         missing.iter().copied().filter(|row| row.process == state).collect()
     };
     let alive = |state: RunState| in_state(ProcessState::Alive(state));
-    let (stuck, stopped) = (alive(RunState::Uninterruptible), alive(RunState::Stopped));
-    let (left_out, unstarted) = (in_state(ProcessState::LeftOut), in_state(ProcessState::NotStarted));
+    let (dstate, stopped) = (alive(RunState::Uninterruptible), alive(RunState::Stopped));
+    let (external, unstarted) =
+        (in_state(ProcessState::ExternalNotStarted), in_state(ProcessState::NotStarted));
     let is = |rows: &[&RankRow]| if rows.len() == 1 { "is" } else { "are" };
-    if !left_out.is_empty() {
-        let are = is(&left_out);
-        return Some(format!("{} {are} left out and not started yet", setting.names(left_out)));
+    if !external.is_empty() {
+        let are = is(&external);
+        return Some(format!("{} {are} left out and not started yet", setting.names(external)));
     }
     if !unstarted.is_empty() {
         let are = is(&unstarted);
@@ -115,11 +116,11 @@ fn hint(table: &RankTable, setting: &TableSetting) -> Option<String> {
             setting.names(unstarted)
         ));
     }
-    if !stuck.is_empty() {
-        let are = is(&stuck);
+    if !dstate.is_empty() {
+        let are = is(&dstate);
         return Some(format!(
             "{} {are} stuck in the kernel: a device or a file server does not answer; see `dmesg`",
-            setting.names(stuck)
+            setting.names(dstate)
         ));
     }
     if !stopped.is_empty() {
@@ -245,7 +246,7 @@ fn cells(group: &Group<'_>, setting: &TableSetting) -> [String; 5] {
 fn process(state: ProcessState) -> String {
     let text = match state {
         ProcessState::NotStarted => "waits to start",
-        ProcessState::LeftOut => "not started",
+        ProcessState::ExternalNotStarted => "not started",
         ProcessState::Unknown => "unknown",
         ProcessState::Ended(exit) => return exit.to_string(),
         ProcessState::Alive(RunState::Ended) => "just ended",
@@ -296,7 +297,7 @@ fn time(time: Duration) -> String {
     }
 }
 
-/// Cuts the text to so many columns. A character that may be two columns wide counts as two.
+/// Cuts the text to this number of columns. A character that may be two columns wide counts as two.
 fn cut(text: &str, room: usize) -> String {
     let width = |letter: char| if letter < '\u{1100}' || letter == '…' { 1 } else { 2 };
     let text = text.replace('\t', " ");

@@ -98,7 +98,7 @@ fn hint_explains_state_of_missing_rank() {
             "rank 1 is stuck in the kernel: a device or a file server",
         ),
         (ProcessState::Alive(RunState::Stopped), "rank 1 is stopped, by SIGSTOP or by a debugger"),
-        (ProcessState::LeftOut, "rank 1 is left out and not started yet"),
+        (ProcessState::ExternalNotStarted, "rank 1 is left out and not started yet"),
         (ProcessState::NotStarted, "rank 1 is not started yet: the launcher waits for a file system"),
     ] {
         let mut rows = vec![row(0, JoinState::Joined, 0, ""), row(1, JoinState::NotJoined, 0, "")];

@@ -126,7 +126,7 @@ impl FailureReport {
     }
 }
 
-/// A call stack that holds so many bytes of the message's start shows the message, in bytes.
+/// A call stack with this number of bytes of the message's start shows the message.
 const MESSAGE_START: usize = 1000;
 
 /// The report as text, each line ended.

@@ -100,12 +100,12 @@ fn first_line_tells_effect_of_launcher_stop() {
         first_line(&stopped),
         "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
     );
-    let stuck = FailureReport {
+    let dstate = FailureReport {
         kind: FailureKind::Uninterruptible { blocked_for: Duration::from_millis(2_040) },
         ..example_failure()
     };
     assert_eq!(
-        first_line(&stuck),
+        first_line(&dstate),
         "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
     );
     let late = FailureReport {

@@ -1,7 +1,7 @@
 //! Log lines as torchrun writes them: its texts, which people search for, and its form,
 //! `<L><MMDD> <HH:MM:SS>.<mmm>000 <pid> <file>:<line>] text`. Pure.
 //!
-//! A text of torch's carries the place where PyTorch 2.15.0 writes it; one of ours, `rankrun:0`.
+//! A text of torch's carries the place where PyTorch 2.15.0 writes it; a text of rankrun's carries `rankrun:0`.
 
 use std::collections::BTreeMap;
 

@@ -23,7 +23,7 @@ use wire::Wire;
 /// The pauses between two rounds of connection attempts: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// An answer may take so many round trips of its connection: a lost packet is sent again after about two.
+/// The most round trips of its connection that an answer may take: a lost packet is sent again after about two.
 pub(crate) const ROUND_TRIPS: u32 = 4;
 
 /// How long the store may take to answer over a connection with this round trip.
@@ -341,7 +341,7 @@ impl Client {
         Ok(arrived)
     }
 
-    /// Whether the wait is answered, and whether it goes on.
+    /// Whether the wait is answered, or continues.
     async fn read_wait(&mut self, deadline: Instant, take_back: bool) -> Result<(bool, bool), ClientError> {
         match self.wire.read(ReplyKind::Wait, deadline).await? {
             Some(Reply::Arrived) => Ok((true, false)),
@@ -482,10 +482,10 @@ pub enum ClientError {
         limit: Duration,
     },
     /// The other end is not a store.
-    #[error("what answers does not speak the store's protocol")]
+    #[error("the program at the store's address does not speak the store's protocol")]
     NoStore,
     /// The other end answers the first request and is not a store.
-    #[error("what answers does not speak the store's protocol")]
+    #[error("the program at the store's address does not speak the store's protocol")]
     AnotherProgram {
         /// Its first bytes, not fit for a terminal.
         reply: Vec<u8>,
@@ -506,9 +506,9 @@ impl ClientError {
         }
     }
 
-    /// How much a failed attempt says about the other end: a program that accepts the connection in silence exists, while
+    /// How much a failed attempt shows of the other end: a program that accepts the connection in silence exists, while
     /// the other addresses of its name may belong to no machine.
-    fn says(&self) -> u8 {
+    fn evidence(&self) -> u8 {
         match self {
             Self::NoStore | Self::AnotherProgram { .. } => 4,
             Self::Silent { .. } => 3,
@@ -536,10 +536,10 @@ impl ClientError {
         ))
     }
 
-    /// The error that says more; the earlier one if both say as much.
+    /// The error with more evidence; the earlier one if both have as much.
     fn or_better(self, before: Option<Self>) -> Self {
         match before {
-            Some(before) if before.says() >= self.says() => before,
+            Some(before) if before.evidence() >= self.evidence() => before,
             _ => self,
         }
     }

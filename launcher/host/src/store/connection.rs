@@ -38,8 +38,8 @@ pub(super) const MAX_UNSENT: u64 = 16 * 1024 * 1024;
 /// Bytes that are written to one client before other clients have their turn.
 const MAX_WRITTEN: u64 = 512 * 1024;
 
-/// After so long without an acknowledgement by the other machine its connection is lost: as long as torch's agents take to
-/// give up a node.
+/// After so long without an acknowledgement by the other machine its connection is lost: as long as torch's agents take
+/// to give up a node.
 const SILENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +161,8 @@ impl Connection {
         }
     }
 
-    /// The requests that are complete with the `received` bytes, one by one; none while the client does not read its answers.
+    /// The requests that are complete with the `received` bytes, one by one; none while the client does not read its
+    /// answers.
     pub(super) fn requests<'a>(&'a mut self, received: &'a [u8]) -> Requests<'a> {
         // Most requests come whole: their bytes are not copied.
         let received = if self.incoming.is_empty() {
@@ -392,7 +393,7 @@ fn own_weight(reply: &Reply) -> u64 {
     }
 }
 
-/// As [`own_weight`], for keys with so many bytes together.
+/// As [`own_weight`], for keys with this total of bytes.
 fn own_weight_of_keys(count: usize, bytes: u64) -> u64 {
     (size_of::<PendingReply>() + count * size_of::<Key>()) as u64 + bytes
 }

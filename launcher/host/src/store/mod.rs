@@ -139,7 +139,7 @@ const REPLY_LIMIT: Duration = Duration::from_secs(10);
 /// The time that the thread has to close everything. A signal to the launcher waits meanwhile.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
-/// Intervals of [`REPLY_LIMIT`]: a process that was stopped meanwhile goes on waiting.
+/// Intervals of [`REPLY_LIMIT`]: a process that was stopped meanwhile keeps waiting.
 const REPLY_TICKS: u32 = 100;
 
 /// A running store. Dropping it closes its listener and all its connections, and ends its thread.
@@ -232,7 +232,7 @@ impl StoreServer {
         Ok(call)
     }
 
-    /// Holds at most so many bytes of values from now on, and as many of requests and answers that are under way.
+    /// Limits the bytes of values from now on, and those of requests and answers that are under way.
     ///
     /// # Errors
     /// The thread has ended, or does not answer.

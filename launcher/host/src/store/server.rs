@@ -52,7 +52,7 @@ pub(super) struct ClientLimits {
     pub(super) max_held_bytes: u64,
     /// The interval between checks for clients that do not read.
     pub(super) tick: Duration,
-    /// A paused client that has read nothing for so many ticks is closed.
+    /// A paused client that has read nothing for this number of ticks is closed.
     pub(super) unread_ticks: u32,
     /// Keys that are listed for one client before other clients have their turn.
     pub(super) listed_keys: usize,

@@ -53,7 +53,7 @@ fn cpus_of(mask: &[MaskWord]) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// A kernel that was built for so many CPUs, and lets us run on these.
+    /// A kernel that was built for this number of CPUs, and lets the launcher run on these.
     fn kernel(built_for: u32, cpus: &[u32]) -> impl Fn(&mut [MaskWord]) -> io::Result<usize> {
         move |mask| {
             let words = (built_for / MaskWord::BITS) as usize;

@@ -253,7 +253,7 @@ fn unknown_config_key_error_names_line() {
 }
 
 #[test]
-fn key_in_another_table_is_told_its_table() {
+fn key_in_another_table_gets_its_table_as_hint() {
     for (file, hint) in [
         ("[nodes]\nrules = 3\n", "it belongs in `[restart]`"),
         ("[launch]\ndelay = 3\n", "it belongs in `[restart]`"),

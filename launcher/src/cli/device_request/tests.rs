@@ -48,7 +48,7 @@ fn gpu(kind: DeviceType, index: u32) -> Accelerator {
     }
 }
 
-/// Of the same, but the first is another model: what comes first is the driver's secret.
+/// The same, but the first GPU is another model. Only the driver knows which one it orders first.
 fn unlike(count: u32) -> Machine {
     let mut machine = gpus(count);
     machine.accelerators[0].name = "NVIDIA A2".to_owned();

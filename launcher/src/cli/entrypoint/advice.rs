@@ -3,7 +3,7 @@
 /// The hint for an entrypoint that is not there, by its name alone.
 pub(super) fn hint_for_name(entrypoint: &str) -> Option<String> {
     if entrypoint.trim().is_empty() {
-        return Some("if a shell variable stands there, check that it is set".to_owned());
+        return Some("if the value comes from a shell variable, check that it is set".to_owned());
     }
     if entrypoint.contains('$') {
         return Some("a shell replaces variables only outside of single quotes".to_owned());
@@ -29,7 +29,7 @@ pub(super) fn hint_for_name(entrypoint: &str) -> Option<String> {
 /// The hint for a module that is written as a path.
 pub(super) fn hint_for_module(module: &str) -> String {
     if module.trim().is_empty() {
-        return "if a shell variable stands there, check that it is set".to_owned();
+        return "if the value comes from a shell variable, check that it is set".to_owned();
     }
     let path = module.trim_start_matches("./").trim_end_matches('.');
     let name = path.strip_suffix(".py").unwrap_or(path).trim_end_matches('/').replace('/', ".");
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn entrypoint_hint_explains_mistake_in_name() {
         for (name, part) in [
-            ("", "if a shell variable stands there"),
+            ("", "if the value comes from a shell variable"),
             ("$HOME/train.py", "outside of single quotes"),
             ("~/train.py", "`\"$HOME/train.py\"`"),
             ("https://a/train.py", "download it first"),

@@ -75,7 +75,7 @@ pub(super) fn hint_for_missing(option: &Arg) -> String {
         String::new()
     };
     format!(
-        "write `--{} {name}`; if a shell variable stands there, check that it is set{again}",
+        "write `--{} {name}`; if the value comes from a shell variable, check that it is set{again}",
         option.long_name()
     )
 }
@@ -83,7 +83,9 @@ pub(super) fn hint_for_missing(option: &Arg) -> String {
 fn hint_for_empty(origin: &Origin) -> String {
     match origin {
         Origin::Option(name) => {
-            format!("if a shell variable stands there, check that it is set; else leave `--{name}` out")
+            format!(
+                "if the value comes from a shell variable, check that it is set; else leave `--{name}` out"
+            )
         }
         Origin::Variable(name) => format!("give `{name}` a value, or unset it"),
         Origin::File(place) => format!("give `{}` a value, or remove the line", place.key),
@@ -217,7 +219,7 @@ fn place_hint(origin: &Origin, value: &str) -> Option<String> {
     }
     if value.starts_with(':') || value.ends_with(':') {
         return Some(
-            "the host or the port is empty; if a shell variable stands there, check that it is set"
+            "the host or the port is empty: if the value comes from a shell variable, check that it is set"
                 .to_owned(),
         );
     }

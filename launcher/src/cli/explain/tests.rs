@@ -268,12 +268,12 @@ fn setting_origin_is_option_before_variable() {
 
 #[test]
 fn leave_out_accepts_existing_worker() {
-    let left_out = |line: &str, environment| explained(line, environment).spec.external_worker;
+    let external_worker = |line: &str, environment| explained(line, environment).spec.external_worker;
     let line = "rankrun explain --nproc-per-node 2 --leave-out 1 x.py";
-    assert_eq!(left_out(line, &[][..]), Some(LocalRank(1)));
+    assert_eq!(external_worker(line, &[][..]), Some(LocalRank(1)));
     let line = "rankrun explain torchrun --nproc-per-node 2 x.py";
-    assert_eq!(left_out(line, &[("RANKRUN_LEAVE_OUT", "0")][..]), Some(LocalRank(0)));
-    assert_eq!(left_out("rankrun explain x.py", &[][..]), None);
+    assert_eq!(external_worker(line, &[("RANKRUN_LEAVE_OUT", "0")][..]), Some(LocalRank(0)));
+    assert_eq!(external_worker("rankrun explain x.py", &[][..]), None);
     let error = ask("rankrun --nproc-per-node 2 --leave-out 2 x.py", &[]).expect_err("there is no rank 2");
     assert_eq!(error.to_string(), "`--leave-out` is `2`, but the local ranks are 0 to 1");
 }

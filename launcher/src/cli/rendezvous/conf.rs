@@ -106,7 +106,7 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
 }
 
 /// A warning for each key that nothing reads; torchrun takes no notice of it.
-pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
+pub(super) fn unknown_key_notices(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
     let found =
         settings.get(&settings.args.torchrun.rdzv_conf).filter(|_| settings.cli_flavor == CliFlavor::Rankrun);
     let Some(Setting { origin, value }) = found else { return Ok(Vec::new()) };
@@ -148,8 +148,8 @@ const NO_STORE_TYPE: Problem = Problem {
 const FILE_STORE: Problem = Problem { text: "a store in a file", ..NO_STORE_TYPE };
 /// `is_host=0` where no other node can be the host.
 pub(super) const NO_HOST: Problem = Problem {
-    text: "and a job that is alone has no other node to open the store",
-    hint: "leave the key out, or name the store with `--rdzv-endpoint HOST:PORT`",
+    text: "and a job of one node has no other node to host the store",
+    hint: "leave `is_host` out",
 };
 
 impl Conf {

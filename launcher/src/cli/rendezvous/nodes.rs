@@ -43,11 +43,11 @@ impl Nodes {
         }
     }
 
-    /// A store on a port that no other node knows: more nodes cannot come.
+    /// Checks that the job can run on one node: no other node knows the port of its store.
     ///
     /// # Errors
     /// Where the job needs them: torchrun waits for them in vain.
-    pub(super) fn must_do_alone(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
+    pub(super) fn check_single_node(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
         let Some(Setting { origin, value }) = self.setting.clone().filter(|_| self.range.allows_many())
         else {
             return Ok(());
@@ -71,12 +71,12 @@ impl Nodes {
     }
 }
 
-/// For an empty run id, in whose place each node makes one up, as under torchrun: no two have the same.
+/// Checks that the job can run on one node: in place of an empty run id each node makes up its own, as under torchrun.
 ///
 /// # Errors
-/// Where the job needs more nodes, which torchrun waits for in vain; in our own words wherever more may come, since each
-/// would run the whole job for itself.
-pub(super) fn must_do_without_id(
+/// Where the job needs more nodes, which torchrun waits for in vain; in our own words wherever more may come, since
+/// each would run the whole job for itself.
+pub(super) fn check_empty_run_id(
     origin: &Origin,
     NodeRange { min, max }: NodeRange,
     cli_flavor: CliFlavor,
@@ -91,7 +91,7 @@ pub(super) fn must_do_without_id(
     let nodes = if min == max { max.to_string() } else { format!("{min} to {max}") };
     let problem =
         format!("is empty, and each of {nodes} nodes would make up a run id that no other node has");
-    let hint = "give the job one name on all nodes; is a variable unset that holds it?";
+    let hint = "give all nodes the same name, as in `--rdzv-id NAME`";
     Err(SettingError::of_origin(origin.clone(), problem, hint).into())
 }
 
@@ -106,7 +106,7 @@ fn parse_nodes(text: &str) -> Option<NodeRange> {
     (min <= max).then_some(NodeRange { min, max })
 }
 
-/// The rank of this node in a job of so many; torchrun's 0 where it is not given.
+/// The rank of this node in a job of `nodes` nodes; torchrun's 0 where it is not given.
 ///
 /// # Errors
 /// A rank that no node of the job has.

@@ -9,9 +9,9 @@ use clap::{Arg, FromArgMatches};
 use rankrun_contract::rank::LocalWorldSize;
 
 use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of, is_name};
-use crate::cli::by_hand::local_rank_in;
 use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
+use crate::cli::external_worker::local_rank_in;
 use crate::cli::option::LaunchOption;
 use crate::cli::other_launcher::convert;
 use crate::cli::settings::{Setting, variable_value};

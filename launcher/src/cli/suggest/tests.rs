@@ -116,7 +116,7 @@ fn misspelt_subcommand_gets_hint() {
 
 fn warnings(environment: &[(&str, &str)]) -> Vec<String> {
     let facts = FakeWorld::default().elsewhere().facts(environment);
-    tell_unknown_variables(&facts).iter().map(ToString::to_string).collect()
+    unknown_variable_notices(&facts).iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -148,6 +148,6 @@ fn known_and_empty_variables_give_no_warning() {
     }
     assert_eq!(warnings(&[("RANKRUN_DEVCES", ""), ("PET_CATS", "")]), [""; 0]);
     let inside = FakeWorld::default().facts(&[(NESTING, "1:0=1"), (DEVICE, "cuda:0")]);
-    assert_eq!(tell_unknown_variables(&inside), []);
+    assert_eq!(unknown_variable_notices(&inside), []);
     assert!(options(CliFlavor::Torchrun).any(|option| option.family() == Family::Pet));
 }

@@ -161,7 +161,7 @@ mod tests {
             let end_without_answer = || {
                 let (stream, _) = listener.accept().unwrap();
                 BufReader::new(&stream).read_line(&mut String::new()).unwrap();
-                // Of a job that lives, the listener goes on.
+                // The listener of a live job continues.
                 (!is_dead).then_some(listener)
             };
             let result = std::thread::scope(|scope| {

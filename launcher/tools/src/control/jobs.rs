@@ -27,8 +27,8 @@ impl FoundJob {
     /// Time since the start of the job, or of a silent one since its socket was made.
     fn age(&self, now: SystemTime) -> Duration {
         let by_folder = || self.folder.modified().and_then(|made| now.duration_since(made).ok());
-        let told = self.answer().ok().map(|status| status.uptime_seconds);
-        told.and_then(|age| Duration::try_from_secs_f64(age).ok()).or_else(by_folder).unwrap_or_default()
+        let uptime = self.answer().ok().map(|status| status.uptime_seconds);
+        uptime.and_then(|age| Duration::try_from_secs_f64(age).ok()).or_else(by_folder).unwrap_or_default()
     }
 
     pub(super) fn names(&self) -> JobNames {

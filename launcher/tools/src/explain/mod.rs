@@ -146,7 +146,8 @@ pub struct Signals {
     /// The same for single causes, by their keys in `[stop.grace-for]`.
     pub grace_for_seconds: BTreeMap<&'static str, f64>,
     /// A worker in uninterruptible sleep for longer has failed.
-    pub stuck_seconds: Option<f64>,
+    #[serde(rename = "stuck_seconds")]
+    pub dstate_seconds: Option<f64>,
 }
 
 /// One worker and everything it is started with.
@@ -380,7 +381,7 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
             .into_iter()
             .filter_map(|cause| Some((cause.key(), spec.stop.grace_for.get(cause)?.as_secs_f64())))
             .collect(),
-        stuck_seconds: spec.dstate_timeout.map(|limit| limit.as_secs_f64()),
+        dstate_seconds: spec.dstate_timeout.map(|limit| limit.as_secs_f64()),
     }
 }
 

@@ -35,7 +35,7 @@ use rankrun_core::spec::{
 /// One setting with its value and source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SettingLine {
-    /// The name of the setting: its option without dashes, else a word of ours.
+    /// The name of the setting: its option without dashes, else a word of this command.
     pub name: Cow<'static, str>,
     /// The value that counts; `null` for none.
     pub value: Option<LaunchValue>,
@@ -105,7 +105,7 @@ pub(super) struct SettingOrigins<'a> {
 const DEFAULT_PREFIX: &str = "[${role_name}${local_rank}]:";
 /// The options that count the workers of this node.
 const WORKER_COUNT: [&str; 2] = ["nproc-per-node", "total-workers"];
-const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+const DSTATE_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
@@ -317,7 +317,7 @@ impl SettingOrigins<'_> {
             EventLog::Off => "null",
             EventLog::Console => "console",
         };
-        let stuck = spec.dstate_timeout.map(|_| STUCK_LIMIT);
+        let dstate = spec.dstate_timeout.map(|_| DSTATE_LIMIT);
         let leftovers = match spec.leftovers {
             LeftoverPolicy::Keep => "keep".to_owned(),
             LeftoverPolicy::End { grace } => time(grace),
@@ -331,7 +331,7 @@ impl SettingOrigins<'_> {
             setting(
                 "stuck-limit",
                 spec.dstate_timeout.map(time).and_then(known),
-                self.variable_of(stuck.as_slice()),
+                self.variable_of(dstate.as_slice()),
             ),
             self.option("signals-to-handle", Some(spec.signals.text.clone())),
             self.option("event-log-handler", Some(events.to_owned())),

@@ -114,7 +114,7 @@ fn job_rows(explanation: &Explanation) -> Vec<[String; 3]> {
         signals.grace_for_seconds.iter().map(|(cause, grace)| format!("; {cause}: {grace} s")).collect();
     let grace = format!("{} s after a stop began{}", signals.grace_seconds, causes.concat());
     rows.push(plain("SIGKILL", grace));
-    if let Some(limit) = signals.stuck_seconds {
+    if let Some(limit) = signals.dstate_seconds {
         rows.push(plain("stuck", format!("a worker that is stuck in the kernel for {limit} s has failed")));
     }
     rows.push(plain("restarts", explanation.max_restarts.to_string()));

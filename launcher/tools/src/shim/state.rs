@@ -49,7 +49,7 @@ pub(super) enum Torchrun {
     Foreign,
 }
 
-/// Whether a file of ours equals this version's text.
+/// Whether a file of the shim equals this version's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileAge {
     Current,

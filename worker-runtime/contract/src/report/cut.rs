@@ -1,7 +1,7 @@
 //! Long texts of error files: the start, the end, and between them a line with the sizes.
 //!
-//! [`JsonCutter`] cuts the texts of a JSON file of any size while it is read, in bounded memory. [`cut_text`] cuts one text.
-//! A text that has been cut before keeps its first size.
+//! [`JsonCutter`] cuts the texts of a JSON file of any size while it is read, in bounded memory. [`cut_text`] cuts one
+//! text. A text that has been cut before keeps its first size.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ pub const MAX_CUT_TEXT: usize = 64 * 1024;
 /// The start, and at least once the end, that [`JsonCutter`] keeps of a text.
 const KEPT_PART_BYTES: usize = 20 * 1024;
 
-const BEFORE_LEFT_OUT: &str = "\n[... ";
+const BEFORE_OMISSION: &str = "\n[... ";
 const BEFORE_LEN: &str = " of ";
 const AFTER_LEN: &str = " bytes are left out ...]\n";
 
@@ -37,12 +37,12 @@ pub fn is_cut_text(text: &str) -> bool {
 }
 
 fn omission_mark(external_worker: u64, len: u64) -> String {
-    format!("{BEFORE_LEFT_OUT}{external_worker}{BEFORE_LEN}{len}{AFTER_LEN}")
+    format!("{BEFORE_OMISSION}{external_worker}{BEFORE_LEN}{len}{AFTER_LEN}")
 }
 
 fn original_len(text: &str) -> Option<u64> {
     let (before, _) = text.split_once(AFTER_LEN)?;
-    let (_, numbers) = before.rsplit_once(BEFORE_LEFT_OUT)?;
+    let (_, numbers) = before.rsplit_once(BEFORE_OMISSION)?;
     let (external_worker, len) = numbers.split_once(BEFORE_LEN)?;
     external_worker.parse::<u64>().ok()?;
     len.parse().ok()
@@ -116,7 +116,7 @@ struct Text {
     before: Option<Part>,
     last: Part,
     /// The length of the parts between the head and those.
-    left_out: u64,
+    omitted: u64,
     /// An escape that is not complete.
     escape: Vec<u8>,
 }
@@ -183,7 +183,7 @@ impl Text {
         self.last.push(&escape, len);
     }
 
-    /// Begins a new part where the last one is full, unless a letter goes on.
+    /// Begins a new part where the last one is full, unless a letter is cut there.
     fn make_room(&mut self, is_rest_of_letter: bool) {
         if self.last.bytes.len() < KEPT_PART_BYTES || is_rest_of_letter {
             return;
@@ -192,17 +192,17 @@ impl Text {
         if self.head.is_none() {
             self.head = Some(full);
         } else if let Some(old) = self.before.replace(full) {
-            self.left_out += old.len;
+            self.omitted += old.len;
         }
     }
 
     fn finish(self, out: &mut Vec<u8>) {
         let kept = [self.head, self.before, Some(self.last)].map(Option::unwrap_or_default);
-        let len = self.left_out + kept.iter().map(|part| part.len).sum::<u64>();
+        let len = self.omitted + kept.iter().map(|part| part.len).sum::<u64>();
         let [head, rest @ ..] = &kept;
         out.extend_from_slice(&head.bytes);
-        if self.left_out > 0 {
-            out.extend_from_slice(omission_mark(self.left_out, len).replace('\n', "\\n").as_bytes());
+        if self.omitted > 0 {
+            out.extend_from_slice(omission_mark(self.omitted, len).replace('\n', "\\n").as_bytes());
         }
         rest.iter().for_each(|part| out.extend_from_slice(&part.bytes));
         out.extend_from_slice(&self.escape);
@@ -224,7 +224,7 @@ mod tests {
 
     /// Start and end of a text, and the sizes between them.
     fn parts(text: &str) -> (&str, u64, u64, &str) {
-        let (head, rest) = text.split_once(BEFORE_LEFT_OUT).unwrap();
+        let (head, rest) = text.split_once(BEFORE_OMISSION).unwrap();
         let (numbers, tail) = rest.split_once(AFTER_LEN).unwrap();
         let (external_worker, len) = numbers.split_once(BEFORE_LEN).unwrap();
         (head, external_worker.parse().unwrap(), len.parse().unwrap(), tail)

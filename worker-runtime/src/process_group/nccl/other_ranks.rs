@@ -22,7 +22,7 @@ pub(super) struct OtherRanks {
 pub(super) enum CallMessage {
     /// Another rank asks for this rank's call at the place of `call`.
     Question(Call),
-    /// Its call at the place of ours, else its last call.
+    /// Its call at the same place as this rank's, else its last call.
     Answer(Option<Call>),
 }
 

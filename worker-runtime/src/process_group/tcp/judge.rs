@@ -112,7 +112,7 @@ fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<HeaderVerd
 }
 
 /// The latest calls of the whole group that this rank has made. A rank that only sends may be far ahead of
-/// the others, and hears late that one of them has made a different call.
+/// the others, and learns late that one of them has made a different call.
 #[derive(Debug, Default)]
 pub(super) struct CallHistory(VecDeque<Call>);
 

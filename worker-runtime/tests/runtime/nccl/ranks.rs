@@ -159,7 +159,7 @@ impl Drop for Job {
     }
 }
 
-const STUCK: &str = "stuck=1";
+const HANGING_CALL: &str = "stuck=1";
 
 #[test]
 fn all_ranks_join_and_leave() {
@@ -181,7 +181,7 @@ fn group_is_split() {
 
 #[test]
 fn sub_group_lost_rank_is_named_by_job_rank() {
-    let mut job = Job::start(3, &[("split:wait", 60_000, STUCK); 3]);
+    let mut job = Job::start(3, &[("split:wait", 60_000, HANGING_CALL); 3]);
     for rank in [0, 2] {
         job.wait_for_line(rank, "under way");
     }
@@ -206,7 +206,7 @@ fn backend_variable_selects_nccl() {
 
 #[test]
 fn killed_rank_is_named_before_deadline() {
-    let mut job = Job::start(3, &[("call", 60_000, STUCK); 3]);
+    let mut job = Job::start(3, &[("call", 60_000, HANGING_CALL); 3]);
     for rank in 0..3 {
         job.wait_for_line(rank, "under way");
     }
@@ -218,7 +218,7 @@ fn killed_rank_is_named_before_deadline() {
 
 #[test]
 fn panicked_rank_is_named() {
-    let mut job = Job::start(2, &[("call", 60_000, STUCK), ("panic", 60_000, STUCK)]);
+    let mut job = Job::start(2, &[("call", 60_000, HANGING_CALL), ("panic", 60_000, HANGING_CALL)]);
     job.assert_says(
         0,
         "`all_reduce` cannot finish: lost rank 1, which exited: its connection closed without a leave message",
@@ -227,13 +227,14 @@ fn panicked_rank_is_named() {
 
 #[test]
 fn departed_rank_is_named_when_needed() {
-    let mut job = Job::start(2, &[("call", 60_000, STUCK), ("leave", 60_000, "")]);
+    let mut job = Job::start(2, &[("call", 60_000, HANGING_CALL), ("leave", 60_000, "")]);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which has left the group");
 }
 
 #[test]
 fn idle_rank_is_named_at_deadline() {
-    let mut job = Job::start(3, &[("call", 1000, STUCK), ("nothing", 1000, ""), ("call", 1000, STUCK)]);
+    let mut job =
+        Job::start(3, &[("call", 1000, HANGING_CALL), ("nothing", 1000, ""), ("call", 1000, HANGING_CALL)]);
     for rank in [0, 2] {
         job.assert_says(rank, "`all_reduce` cannot finish: lost rank 1, ");
     }
@@ -241,7 +242,7 @@ fn idle_rank_is_named_at_deadline() {
 
 #[test]
 fn stopped_rank_is_named_at_deadline() {
-    let mut job = Job::start(2, &[("call", 2000, STUCK), ("nothing", 2000, "")]);
+    let mut job = Job::start(2, &[("call", 2000, HANGING_CALL), ("nothing", 2000, "")]);
     job.wait_for_line(1, "under way");
     job.signal(1, Signal::SIGSTOP);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which took no part within 2s");
@@ -249,13 +250,14 @@ fn stopped_rank_is_named_at_deadline() {
 
 #[test]
 fn silent_sender_is_named() {
-    let mut job = Job::start(3, &[("receive", 1000, STUCK), ("nothing", 1000, ""), ("nothing", 1000, "")]);
+    let mut job =
+        Job::start(3, &[("receive", 1000, HANGING_CALL), ("nothing", 1000, ""), ("nothing", 1000, "")]);
     job.assert_says(0, "`receive` cannot finish: lost rank 1, which took no part within 1s");
 }
 
 #[test]
 fn call_mismatch_names_both_calls() {
-    let mut job = Job::start(2, &[("call", 1000, STUCK), ("other", 1000, STUCK)]);
+    let mut job = Job::start(2, &[("call", 1000, HANGING_CALL), ("other", 1000, HANGING_CALL)]);
     let (four, eight) = ("`all_reduce` (sum) of 4 f32", "`all_reduce` (sum) of 8 f32");
     let makes = |rank, other_call, own_call| {
         format!(
@@ -273,7 +275,7 @@ fn call_mismatch_names_both_calls() {
 
 #[test]
 fn nccl_error_on_one_rank_reaches_all() {
-    let mut job = Job::start(2, &[("call", 60_000, STUCK), ("call", 60_000, "stuck=1 async=2")]);
+    let mut job = Job::start(2, &[("call", 60_000, HANGING_CALL), ("call", 60_000, "stuck=1 async=2")]);
     job.assert_says(
         1,
         "`all_reduce` cannot finish: on rank 1: `ncclCommGetAsyncError` failed: a system call",

@@ -70,7 +70,7 @@ impl<M: Machine> World<'_, M> {
             | Action::ReportOutcome
             | Action::Exit { .. } => {}
             Action::Finish(_) if self.setup.others => {
-                self.queue.push_back(Input::PeersTold { until: self.now + PEER_WAIT });
+                self.queue.push_back(Input::PeersNotified { until: self.now + PEER_WAIT });
             }
             Action::Finish(_) => {}
             Action::DrainOutput if self.setup.is_output_read => self.queue.push_back(Input::OutputDrained),

@@ -128,8 +128,8 @@ pub(super) fn groups_have_the_grace(turn: &Turn<'_>) -> Verdict {
         require(!is_killed || is_second || turn.now >= kill_by, || {
             format!("killed within the grace: {member:?}")
         })?;
-        let is_told = is_killed || !member.signals.is_empty() || signals(member, |_| true);
-        require(is_told, || format!("not told to stop: {member:?}"))?;
+        let is_asked_to_stop = is_killed || !member.signals.is_empty() || signals(member, |_| true);
+        require(is_asked_to_stop, || format!("not told to stop: {member:?}"))?;
         require(is_killed || turn.now <= kill_by + LENIENCY, || format!("not killed: {member:?}"))?;
         let has_deadline = is_killed || turn.deadline.is_some_and(|deadline| deadline <= kill_by);
         require(has_deadline, || format!("awaited without a deadline: {member:?}"))?;

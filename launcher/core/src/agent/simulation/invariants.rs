@@ -396,10 +396,10 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     })?;
     let report_by = killed_at.map(|killed| killed + GIVE_UP_AFTER_KILL);
     if let Some(report_by) = report_by
-        && let Some(stuck) = stays().find(|process| !turn.given_up().contains(&process.local_rank))
+        && let Some(survivor) = stays().find(|process| !turn.given_up().contains(&process.local_rank))
     {
         require(turn.now <= report_by + LENIENCY, || {
-            format!("it is not reported that {stuck:?} does not end")
+            format!("it is not reported that {survivor:?} does not end")
         })?;
     }
     let is_over = turn.finish().is_some() || turn.goes_on();

@@ -224,7 +224,7 @@ impl Oracle {
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
             | Input::ParentFileWritten
-            | Input::PeersTold { .. }
+            | Input::PeersNotified { .. }
             | Input::PeersLeft
             | Input::DeadlinePassed => return false,
         };

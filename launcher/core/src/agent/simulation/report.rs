@@ -76,7 +76,7 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { time_limit: None, warning: None, ..*setup },
         Setup { warning: None, ..*setup },
         Setup { start_limit: None, ..*setup },
-        Setup { stuck_limit: None, ..*setup },
+        Setup { dstate_limit: None, ..*setup },
         Setup { prompt: true, ..*setup },
         Setup { joins: plain.joins, ..*setup },
         Setup { files: plain.files, ..*setup },

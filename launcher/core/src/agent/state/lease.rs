@@ -40,8 +40,8 @@ impl State {
         Some(Input::Changed(if stood_still { MembershipChange::StoodStill } else { cut_off }))
     }
 
-    /// The guard has killed the workers at the end of this lease, as this process could not. The state has to hear
-    /// of that before it hears of their exits.
+    /// The guard has killed the workers at the end of this lease, as this process could not. The state needs
+    /// this input before their exits.
     #[must_use]
     pub fn workers_killed_by_guard(&mut self, kill_by: Instant) -> Option<Input> {
         let is_unknown = self.peers.ended_lease.replace(kill_by) != Some(kill_by);

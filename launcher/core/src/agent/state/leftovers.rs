@@ -75,7 +75,7 @@ impl State {
     }
 
     /// The processes that were there were killed. What follows the generation is decided once they are gone. If they
-    /// cannot be listed, the job neither goes on nor succeeds.
+    /// cannot be listed, the job neither continues nor succeeds.
     pub(super) fn on_leftovers_killed(
         &mut self,
         now: Instant,

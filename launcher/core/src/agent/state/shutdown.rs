@@ -70,7 +70,7 @@ impl State {
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::ShuttingDown(mut shutdown) => {
                 match input {
-                    Input::PeersTold { until } => shutdown.peers_until = Some(*until),
+                    Input::PeersNotified { until } => shutdown.peers_until = Some(*until),
                     Input::PeersLeft => shutdown.peers_until = None,
                     _ => {}
                 }

@@ -1,5 +1,5 @@
-//! A start that waits for its log folders, and the start limit: by then every worker of a generation has joined the store.
-//! Pure.
+//! A start that waits for its log folders, and the start limit: by then every worker of a generation has joined the
+//! store. Pure.
 
 use std::collections::BTreeSet;
 use std::time::{Instant, SystemTime};
@@ -33,7 +33,7 @@ impl State {
         }
     }
 
-    /// The workers in `live` that have processes of ours.
+    /// The workers in `live` that this launcher has started.
     pub(super) fn running_workers(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
         match self.start_progress {
             StartProgress::Pending => Vec::new(),

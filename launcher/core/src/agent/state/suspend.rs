@@ -25,7 +25,7 @@ impl State {
 
     /// Takes the next input to handle from the queue. While the job is suspended, inputs wait there in their
     /// order, but for a request to restart. The suspension ends before the first one of them if the user wants it,
-    /// the launcher is told to stop, or the time limit is over.
+    /// the launcher gets a request to stop, or the time limit is over.
     pub fn next_input(&self, now: Instant, inputs: &mut VecDeque<Input>) -> Option<Input> {
         let Some(suspension) = &self.suspension else { return inputs.pop_front() };
         let is_end = |input: &Input| matches!(input, Input::ResumeRequested | Input::StopRequested { .. });

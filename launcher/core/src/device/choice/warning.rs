@@ -34,7 +34,7 @@ pub enum ChoiceWarning {
         because: String,
     },
     /// A dead device is left out (`--exclude-unhealthy`).
-    LeftOut {
+    ExcludedDevice {
         /// The device, as [`label`](super::label) writes it.
         device: String,
         /// The finding of the health check.
@@ -93,7 +93,7 @@ impl fmt::Display for ChoiceWarning {
                 "the order in which the runtime counts {kind} devices is not known here: {because}; the driver decides \
                  which device a worker gets"
             ),
-            Self::LeftOut { device, because } => write!(f, "{device} is left out: {because}"),
+            Self::ExcludedDevice { device, because } => write!(f, "{device} is left out: {because}"),
             Self::SmallMemory { device, because } => write!(f, "{device} has {because}"),
             Self::NoInstances { device } => {
                 write!(f, "{device} is in MIG mode and has no instances: nothing can run on it")

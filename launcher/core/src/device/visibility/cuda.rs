@@ -181,7 +181,7 @@ impl CardList<'_> {
         let mut rest = text.split(',').map(str::trim);
         while let Some(entry) = rest.next() {
             if entries.contains(&entry) {
-                dropped.push(format!("`{entry}` stands there twice, which makes no device visible"));
+                dropped.push(format!("`{entry}` is listed twice, which makes no device visible"));
                 return Vec::new();
             }
             if !entry.starts_with(form) {
@@ -272,7 +272,7 @@ impl CardList<'_> {
                 break;
             };
             if numbers.iter().any(|(earlier, _)| *earlier == number) {
-                dropped.push(format!("`{number}` stands there twice, which makes no device visible"));
+                dropped.push(format!("`{number}` is listed twice, which makes no device visible"));
                 return (Vec::new(), None);
             }
             numbers.push((number, entry));

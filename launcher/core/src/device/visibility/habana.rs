@@ -1,8 +1,8 @@
 //! `HABANA_VISIBLE_MODULES` (Gaudi).
 //!
 //! Left open by the vendor and decided here: an empty value counts as unset; an entry that is not a module is dropped
-//! and the list goes on; a repeated one counts once; a list that does not ascend is used unchanged, with a warning,
-//! since no document promises an order.
+//! and the driver reads the next one; a repeated one counts once; a list that does not ascend is used unchanged, with a
+//! warning, since no document promises an order.
 
 use std::ffi::OsString;
 
@@ -43,7 +43,7 @@ fn listed(devices: &[ChosenDevice], value: &OsString) -> DeviceChoice {
         match devices.iter().find(|device| Some(module(device)) == number) {
             None => dropped.push(format!("there is no module `{entry}`")),
             Some(device) if named.iter().any(|other| other.position == device.position) => {
-                dropped.push(format!("`{entry}` stands there again and counts once"));
+                dropped.push(format!("`{entry}` is listed again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, false)),
         }

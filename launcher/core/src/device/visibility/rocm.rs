@@ -34,9 +34,7 @@ fn apply_rocr_list(devices: &[ChosenDevice], value: &OsStr) -> DeviceChoice {
         let why = match found {
             _ if place >= devices.len() => "is one more than there are devices",
             None => "names no device",
-            Some(device) if named.iter().any(|other| other.position == device.position) => {
-                "stands there again"
-            }
+            Some(device) if named.iter().any(|other| other.position == device.position) => "is listed again",
             Some(device) => {
                 named.push(device.clone().named(*token, is_uuid));
                 continue;
@@ -97,7 +95,7 @@ fn apply_hip_list(devices: &[ChosenDevice], variable: &'static str, value: &OsSt
                 break;
             }
             Some(device) if named.iter().any(|other| other.position == device.position) => {
-                dropped.push(format!("`{entry}` stands there again and counts once"));
+                dropped.push(format!("`{entry}` is listed again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, is_uuid)),
         }

@@ -1,6 +1,6 @@
 //! Tests with texts of real PyTorch, and with texts that are not a state.
 
-mod by_hand;
+mod builder;
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::rendezvous::state::{Node, Participants, Timestamp};
-use by_hand::Hand;
+use builder::PickleBuilder;
 
 /// Names and texts, written by `fixtures/make.py`.
 const FIXTURES: &str = include_str!("fixtures/states.txt");
@@ -174,7 +174,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..200)) {
         let _ = decode(&bytes);
-        let _ = Hand::new().raw(&bytes).read();
+        let _ = PickleBuilder::new().raw(&bytes).read();
     }
 
     /// Instructions that often fit, appended to a state.

@@ -65,8 +65,8 @@ impl WorkerGroup {
 
     /// The user can start the external worker once the others have been started.
     fn unstarted_state(&self, local_rank: LocalRank) -> ProcessState {
-        let left_out = self.external_worker.as_ref().map(|worker| worker.worker_id().local_rank);
-        if left_out == Some(local_rank) { ProcessState::LeftOut } else { ProcessState::NotStarted }
+        let external = self.external_worker.as_ref().map(|worker| worker.worker_id().local_rank);
+        if external == Some(local_rank) { ProcessState::ExternalNotStarted } else { ProcessState::NotStarted }
     }
 
     fn join_probe(&self, client_pids: Option<BTreeSet<u32>>) -> JoinProbe {

@@ -10,7 +10,7 @@ use crate::device_probe::kernel::tree::{Tree, sanitize_name};
 const RDMA: &str = "/sys/class/infiniband";
 const INTERFACES: &str = "/sys/class/net";
 
-/// At most so many network cards are reported.
+/// The most network cards that are reported.
 const MAX_NICS: usize = 128;
 
 /// The cards on the PCI bus: by their RDMA devices, and the rest by their interfaces.

@@ -10,7 +10,7 @@ use crate::device_probe::kernel::tree::Tree;
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
 /// The number of the machine's own pid namespace (Linux `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
-/// At most so many processes are reported.
+/// The most processes that are reported.
 const MOST_PROCESSES: usize = 256;
 
 /// The processes that have memory of the card with this `gpu_id`.

@@ -11,7 +11,7 @@ use nix::unistd::{AccessFlags, access};
 
 /// The longest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// At most so many entries of a folder are read.
+/// The most entries of a folder that are read.
 const MAX_FOLDER_ENTRIES: usize = 8192;
 /// The longest name that is reported, in characters.
 const MAX_NAME_CHARACTERS: usize = 96;

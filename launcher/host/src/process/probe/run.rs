@@ -145,8 +145,8 @@ enum ProbeProcess {
 }
 
 impl ProbeRun {
-    /// Starts `command`, in a session of its own and with default signals, so that nothing of ours hinders it. Main
-    /// thread only, see [`spawn`].
+    /// Starts `command`, in a session of its own and with default signals, so that the launcher's state does not reach
+    /// it. Main thread only, see [`spawn`].
     ///
     /// # Errors
     /// The kernel's refusal; then no process is left.

@@ -342,7 +342,7 @@ fn mismatched_agent_refuses_itself() {
             let error = failure(agent.join(store));
             assert_eq!(error, format!("this agent and the one on node 0 (th0) are not of one job: {words}"));
         }
-        // No misfit has left a claim.
+        // No refused agent has left a claim.
         assert!(!connect(store).check(&[&keys().0.claim(NodeRank(1))]).unwrap());
         drop(end);
     });

@@ -129,7 +129,7 @@ impl RendezvousTask {
         self.phase = Phase::AssigningRanks(RankAssigning { joining, number, nodes, exchange });
     }
 
-    /// Keeps this node in the complete round, and goes on to the next round if this one does not stand any more.
+    /// Keeps this node in the complete round, and joins the next round if this one is not valid any more.
     pub(super) async fn maintain_completed_round(&mut self) -> Result<Instant, StoreFailure> {
         let now = Instant::now();
         let until = now + self.plan.tick();

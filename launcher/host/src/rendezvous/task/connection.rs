@@ -32,7 +32,8 @@ use super::rendezvous_task::{RendezvousTask, random};
 use super::static_start::StaticProgress;
 use super::unreached::LOST_LINE;
 
-/// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for that.
+/// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for
+/// that.
 const SILENCE: Duration = Duration::from_secs(15);
 /// The pause before another attempt to connect.
 const RETRY: Duration = Duration::from_millis(20);
@@ -40,7 +41,7 @@ const RETRY: Duration = Duration::from_millis(20);
 const FIRST_CHECK: Duration = Duration::from_millis(200);
 /// Number of departed clients that are remembered.
 const MAX_DEPARTED: usize = 4096;
-/// A lease of so many round trips leaves time to send a lost packet again.
+/// A lease of this number of round trips leaves time to send a lost packet again.
 const SAFE_ROUND_TRIPS: u32 = 4;
 
 /// What is known of the store and of the way to it.

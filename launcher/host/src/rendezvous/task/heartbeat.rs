@@ -51,7 +51,7 @@ pub(super) struct HeartbeatRead {
     pub(super) sent: Instant,
 }
 
-/// What the task is told.
+/// The messages to the task.
 #[derive(Debug, Clone)]
 struct HeartbeatOrders {
     /// For the next connection.
@@ -108,8 +108,8 @@ impl HeartbeatSender {
     }
 }
 
-/// Whether the rendezvous task can leave its own heartbeat out, since the heartbeat task sends them: then the time of its
-/// next tick, unless a heartbeat has read everything before. Pure.
+/// Whether the rendezvous task can leave its own heartbeat out, since the heartbeat task sends them: then the time of
+/// its next tick, unless a heartbeat has read everything before. Pure.
 ///
 /// `acknowledged` is the newest heartbeat of either task, and `own` that of the rendezvous task.
 pub(super) fn tick_behind_heartbeats(
@@ -127,8 +127,8 @@ pub(super) fn tick_after(sent: Instant, period: Duration) -> Instant {
     sent + period * 5 / 4
 }
 
-/// When the rendezvous task reads, by its own deadline: left to the heartbeat after `sent` if it is just about then. Each
-/// deadline is a few periods after some heartbeat has read. Pure.
+/// When the rendezvous task reads, by its own deadline: left to the heartbeat after `sent` if it is just about then.
+/// Each deadline is a few periods after some heartbeat has read. Pure.
 pub(super) fn read_beside_heartbeat(deadline: Instant, sent: Instant, period: Duration) -> Instant {
     let slack = period / 16;
     if deadline + slack < sent + period { deadline } else { deadline.max(sent + period + slack) }
@@ -189,8 +189,8 @@ struct HeartbeatConnection {
 }
 
 impl HeartbeatConfig {
-    /// Sends one heartbeat, and returns what it has read. An old connection is kept until there is another: its end could
-    /// tell the store's host that this node has gone.
+    /// Sends one heartbeat, and returns what it has read. An old connection is kept until there is another: its end
+    /// could tell the store's host that this node has gone.
     async fn send_heartbeat(
         &self,
         connection: &mut Option<HeartbeatConnection>,
@@ -229,7 +229,7 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(1);
 
     #[test]
-    fn own_heartbeat_is_left_out_while_the_heartbeat_task_sends() {
+    fn own_heartbeat_is_omitted_while_the_heartbeat_task_sends() {
         let origin = Instant::now();
         let at = |millis| origin + Duration::from_millis(millis);
         let tick = |acknowledged, own, now| {

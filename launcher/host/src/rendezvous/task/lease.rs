@@ -116,7 +116,7 @@ impl LeaseState {
         });
     }
 
-    /// No other node declares this node dead any more, or goes on without it.
+    /// No other node declares this node dead any more, or continues without it.
     pub(super) fn end(&self) {
         self.change(|heartbeats| heartbeats.deadlines = None);
     }

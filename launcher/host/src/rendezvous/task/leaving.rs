@@ -44,7 +44,8 @@ impl RendezvousTask {
             // The connection alone may be lost.
             self.on_store_error(error).await;
         };
-        // If another node has ended the job, or the end could not be published, the others may still be about to read why.
+        // If another node has ended the job, or the end could not be published, the others may still be about to read
+        // why.
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
         let wait = if is_closed || !is_published { wait.max(AFTER_FAILURE) } else { wait };
         let mut stores: Vec<Arc<StoreServer>> = self.store.iter().cloned().collect();
@@ -70,8 +71,8 @@ impl RendezvousTask {
         }
     }
 
-    /// As the host of the store, without which no other node goes on: publishes why the job ends, also if only this node
-    /// has an error. Once, and long enough before the store ends.
+    /// As the host of the store, without which no other node continues: publishes why the job ends, also if only this
+    /// node has an error. Once, and long enough before the store ends.
     pub(super) async fn close_as_host(&mut self, why: &str) -> Result<(), StoreFailure> {
         if self.store.is_none() || self.participation == Participation::JobIsOver {
             return Ok(());

@@ -145,8 +145,8 @@ impl Membership {
         NodeName { rank: rank.or(name.rank), ..name }
     }
 
-    /// The lost node that may have caused a failure here. A node that fails before it notices the loss has published its
-    /// own failure, so the lists of the state count too.
+    /// The lost node that may have caused a failure here. A node that fails before it notices the loss has published
+    /// its own failure, so the lists of the state count too.
     fn lost_node(&self, peers: &PeerDirectory, is_listed: impl Fn(&Node) -> bool) -> Option<LostNode> {
         let gone = || self.nodes.iter().find(|node| !is_listed(node));
         let found = || gone().map(|node| self.name_of_member(node, peers));
@@ -161,7 +161,7 @@ impl Membership {
 }
 
 impl RendezvousTask {
-    /// Publishes the results of this node, and judges whether the round goes on; returns the time of the next step.
+    /// Publishes the results of this node, and judges whether the round continues; returns the time of the next step.
     pub(super) async fn check_round(&mut self, snapshot: &StoreSnapshot) -> Result<Instant, StoreFailure> {
         let publishes =
             matches!(&self.phase, Phase::Member(membership) if membership.has_unpublished_result());

@@ -1,6 +1,7 @@
-//! A store that closes the connection on a request of ours: how long to wait before the next try, and when to give up.
+//! A store that closes the connection on a request of this agent: how long to wait before the next try, and when to
+//! give up.
 //!
-//! [`Refusals`] is pure. A refusal is told from a lost connection by what follows: the store accepts the next
+//! [`Refusals`] is pure. A refusal and a lost connection differ in what follows: the store accepts the next
 //! connection and closes it too.
 
 use std::time::{Duration, Instant};

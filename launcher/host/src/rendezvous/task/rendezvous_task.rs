@@ -46,7 +46,7 @@ pub(super) enum Participation {
     Active,
     /// The job is over, and the agent knows it.
     JobIsOver,
-    /// The rendezvous has failed, or goes on without this node, which then cannot close it.
+    /// The rendezvous has failed, or continues without this node, which then cannot close it.
     Excluded,
 }
 

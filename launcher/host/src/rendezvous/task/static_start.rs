@@ -1,4 +1,4 @@
-//! The first round of a static job. After it the job goes on as a dynamic one. Beside torchrun agents there is no other
+//! The first round of a static job. After it the job is like a dynamic one. Beside torchrun agents there is no other
 //! round.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 

@@ -16,8 +16,8 @@ use super::phase::Phase;
 use super::rendezvous_task::{Participation, RendezvousTask};
 use super::static_start::StaticProgress;
 
-/// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a
-/// firewall that stays. A node that comes back later could only join as a new one.
+/// A store that is silent for this time, and for this number of leases, is lost: with the machine that hosts it, or
+/// behind a firewall that stays. A node that comes back later could only join as a new one.
 const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
 /// The time between two lines about a lost store.
 pub(super) const LOST_LINE: Duration = Duration::from_secs(5);

@@ -21,7 +21,7 @@ use crate::store::connection::is_of_one_connection;
 pub(in crate::store) enum ServerCommand {
     /// Begin a generation: without the keys and connections of the last, except the kept ones.
     Reset { kept: RetainedClients, done: CallAnswer<Result<(), StoreError>> },
-    /// Hold at most so many bytes of values, and of connections.
+    /// The most bytes of values, and of connections.
     SetLimit(u64),
     /// Keep some room for the keys that begin with one of these.
     SetReserved(Vec<Vec<u8>>),

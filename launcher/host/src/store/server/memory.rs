@@ -12,7 +12,7 @@ use rankrun_contract::store::keyspace::ClientId;
 use super::{ClientConnection, Server};
 use crate::store::connection::{CloseReason, MAX_UNSENT};
 
-/// A client that has read nothing for so many ticks is closed before clients that read.
+/// A client that has read nothing for this number of ticks is closed before clients that read.
 const STALLED_TICKS: u32 = 2;
 
 /// Connections with answers that are not sent yet, and when to look next whether their clients read.

@@ -11,7 +11,7 @@ use rankrun_contract::store::protocol::Request;
 const MAX_CLIENT_IDS: usize = 1 << 16;
 /// First parts of keys remembered of a connection: a client of a job has one or two.
 const MAX_ROOTS: usize = 8;
-/// The longest first part that is told apart, in bytes.
+/// The longest first part that is distinguished, in bytes.
 const MAX_ROOT: usize = 64;
 
 /// The identity that a connection has sent.

@@ -167,7 +167,7 @@ fn invalid_multi_node_settings_are_refused() {
         ),
         (
             "--standalone --rdzv-conf is_host=0",
-            "`--rdzv-conf` has the item `is_host=0`, and a job that is alone has no other node".to_owned(),
+            "`--rdzv-conf` has the item `is_host=0`, and a job of one node has no other node".to_owned(),
         ),
     ] {
         for name in ["rankrun", "torchrun"] {

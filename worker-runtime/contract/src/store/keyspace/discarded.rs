@@ -4,7 +4,7 @@ use std::collections::{VecDeque, btree_map};
 
 use super::{Detached, Entries, Key, Queue, Value};
 
-/// To free so many bytes takes about as long as to free an entry.
+/// To free this number of bytes takes about as long as to free an entry.
 const PAGE: usize = 4096;
 
 /// Discarded entries of one kind.

@@ -217,7 +217,7 @@ fn unhealthy_device_is_refused_or_excluded() {
     let choice = with("--exclude-unhealthy", &unhealthy).unwrap();
     assert_eq!(device_numbers(choice.devices.iter().map(|device| &device.accelerator)), "0 2");
     assert!(!choice.is_untouched);
-    assert_eq!(choice.warnings, [ChoiceWarning::LeftOut { device, because: reason }]);
+    assert_eq!(choice.warnings, [ChoiceWarning::ExcludedDevice { device, because: reason }]);
     let all: Vec<(usize, String)> = (0..3).map(|at| (at, "GPU is lost".to_owned())).collect();
     assert!(
         matches!(with("--exclude-unhealthy", &all), Err(ChoiceError::AllUnhealthy { because }) if because.len() == 3)

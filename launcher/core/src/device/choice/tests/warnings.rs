@@ -20,7 +20,7 @@ fn invalid_inherited_entries_give_one_warning() {
     );
     assert_eq!(
         warning_texts(&machine, "CUDA_VISIBLE_DEVICES=1,1", ""),
-        ["`CUDA_VISIBLE_DEVICES=1,1`: `1` stands there twice, which makes no device visible"]
+        ["`CUDA_VISIBLE_DEVICES=1,1`: `1` is listed twice, which makes no device visible"]
     );
     assert_eq!(warning_texts(&machine, "CUDA_VISIBLE_DEVICES=", ""), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! Workers that a person starts: `--leave-out`, and the words by which the script of such a worker calls us.
+//! The external worker, which a person starts: `--leave-out`, and the words by which its script calls the launcher.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -9,12 +9,12 @@ use super::error::{CliError, Origin, SettingError};
 use super::settings::{Setting, Settings};
 use rankrun_host::process::attach::ATTACH;
 
-/// What the wrapper of a worker that was started by hand is told.
+/// What the wrapper of an external worker needs: the launcher's socket, and the command of the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attach {
-    /// Where the launcher waits for it.
+    /// The path at which the launcher listens.
     pub socket: String,
-    /// What the worker runs.
+    /// Program and arguments of the worker.
     pub command: Vec<OsString>,
 }
 
@@ -24,8 +24,8 @@ pub(super) fn parse_attach(words: &[OsString]) -> Option<Attach> {
     Some(Attach { socket: OsStr::from_bytes(socket).to_str()?.to_owned(), command: command.to_vec() })
 }
 
-/// The worker that is not to be started.
-pub(super) fn resolve_left_out(
+/// The worker that the launcher does not start.
+pub(super) fn resolve_external_worker(
     settings: &Settings<'_>,
     workers: LocalWorldSize,
 ) -> Result<Option<LocalRank>, CliError> {
