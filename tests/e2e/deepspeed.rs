@@ -96,8 +96,8 @@ fn deepspeed_include_keeps_order_of_devices() {
             visible.into_iter().fold(launch, |launch, list| launch.env("CUDA_VISIBLE_DEVICES", list));
         let outcome = deepspeed.show(launch);
         assert_eq!(sorted_lines(&outcome), deepspeed.lines(ids, ""), "{line} {visible:?}\n{outcome}");
-        let is_told = outcome.stderr().contains("`CUDA_VISIBLE_DEVICES=3` is not used");
-        assert_eq!(is_told, visible == Some("3"), "{outcome}");
+        let has_notice = outcome.stderr().contains("`CUDA_VISIBLE_DEVICES=3` is not used");
+        assert_eq!(has_notice, visible == Some("3"), "{outcome}");
     }
     let uuid = machine.uuid(2);
     let launch = deepspeed.launch(&format!("--include localhost:{uuid},0"));

@@ -83,7 +83,7 @@ fn single_worker_runs_as_without_launcher() {
     if !is_rankrun() {
         return;
     }
-    for (name, workers, is_told) in
+    for (name, workers, has_variables) in
         [(Name::Rankrun, 1, false), (Name::Torchrun, 1, false), (Name::Rankrun, 2, true)]
     {
         let launch = Launch::standalone(name, workers).env("RANKRUN_DISTRIBUTED", "auto");
@@ -91,20 +91,20 @@ fn single_worker_runs_as_without_launcher() {
         let launch = inherited.into_iter().fold(launch, |launch, name| launch.env(name, "9"));
         let outcome = launch.args(["--no-python", "env"]).run();
         outcome.expect_exit_code(0).expect_stdout("RANKRUN_JOB=").expect_stdout("TORCHELASTIC_ERROR_FILE=");
-        let told = |line: &&str| {
+        let describes_job = |line: &&str| {
             let prefixes = ["RANK=", "LOCAL_", "WORLD_SIZE=", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"];
             prefixes.iter().any(|prefix| line.starts_with(prefix))
                 && !line.starts_with("TORCHELASTIC_ERROR_FILE")
         };
         let stdout = outcome.stdout();
-        let lines: Vec<&str> = stdout.lines().filter(told).collect();
-        assert_eq!(lines.len(), if is_told { 32 } else { 0 }, "{lines:?}");
+        let lines: Vec<&str> = stdout.lines().filter(describes_job).collect();
+        assert_eq!(lines.len(), if has_variables { 32 } else { 0 }, "{lines:?}");
     }
 }
 
 /// A single worker joins no store, so the limit of the start does not count.
 #[test]
-fn worker_in_rust_that_is_not_told_of_its_job_is_a_world_of_one() {
+fn rust_worker_without_variables_of_its_job_is_a_world_of_one() {
     let launch =
         Launch::standalone(Name::Rankrun, 1).args(["--distributed", "auto", "--start-timeout", "0.1"]);
     let outcome = launch.worker(["alive"]).run();

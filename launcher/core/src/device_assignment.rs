@@ -33,12 +33,12 @@ pub use device_lines::device_lines;
 pub use error::DeviceError;
 pub use omp_threads::omp_notice;
 
+use crate::device::cores::CoreTopology;
 use crate::device::handover::assign;
 use crate::device::visibility::{AskCuda, InheritedVariables};
 use crate::device::{
     ChosenDevice, DeviceChoice, DeviceType, Machine, Part, ProbeProblemKind, ProbeScope, Visibility,
 };
-use crate::facts::World;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 use crate::spec::device_request::{DeviceRequest, ProbeNeed, WorkerCount};
@@ -58,8 +58,8 @@ pub struct NodeFacts<'a> {
     pub device_nodes: Vec<DeviceType>,
     /// Whether there is any sign of an accelerator. A sign is not a proof; without one a probe would find no device.
     pub has_accelerator_sign: bool,
-    /// The machine without its devices.
-    pub world: &'a dyn World,
+    /// The physical cores of the CPUs.
+    pub topology: &'a dyn CoreTopology,
     /// The machine as the probes find it.
     pub discover: &'a dyn Fn(ProbeScope) -> Machine,
     /// The CUDA driver's order of its devices.

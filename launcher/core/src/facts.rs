@@ -4,6 +4,7 @@
 //! snapshot; the rest is asked on demand, since a launch pays for every question. Tests use a fake `World`.
 
 mod accelerator_sign;
+mod core_topology;
 
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
@@ -202,7 +203,7 @@ impl Facts {
             has_accelerator_sign: !device_nodes.is_empty()
                 || accelerator_sign::has_library(world, self.variable("LD_LIBRARY_PATH")),
             device_nodes,
-            world,
+            topology: self,
             discover,
             cuda_order,
         }

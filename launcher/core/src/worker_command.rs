@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn only_single_worker_is_not_told_of_its_job() {
+    fn only_single_worker_lacks_variables_of_its_job() {
         let mut spec = LaunchSpec { workers: LocalWorldSize::ONE, ..example() };
         for (distributed, workers, hides) in
             [(Distributed::Always, 1, false), (Distributed::Auto, 1, true), (Distributed::Auto, 2, false)]

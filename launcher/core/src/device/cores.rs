@@ -40,13 +40,17 @@ pub enum CoreError {
     Forbidden { cpu: u32, allowed: String },
 }
 
+/// Which CPUs are on one physical core.
+pub trait CoreTopology {
+    /// The lowest CPU of the core of this CPU; `None` if the machine does not have this CPU.
+    fn core_of(&self, cpu: u32) -> Option<u32>;
+}
+
 /// The facts that the shares are computed from.
 pub(crate) struct CoreFacts<'a> {
     /// The launcher's affinity mask, in ascending order; empty where the kernel does not tell.
     pub allowed: &'a [u32],
-    pub exists: &'a dyn Fn(u32) -> bool,
-    /// The lowest CPU of the physical core of this CPU.
-    pub core_of: &'a dyn Fn(u32) -> u32,
+    pub topology: &'a dyn CoreTopology,
 }
 
 impl CoreFacts<'_> {
@@ -72,13 +76,13 @@ impl CoreFacts<'_> {
     fn one_cpu_of_each_core(&self) -> Vec<u32> {
         let mut first: BTreeMap<u32, u32> = BTreeMap::new();
         for cpu in self.allowed {
-            first.entry((self.core_of)(*cpu)).or_insert(*cpu);
+            first.entry(self.topology.core_of(*cpu).unwrap_or(*cpu)).or_insert(*cpu);
         }
         first.into_values().collect()
     }
 
     fn usable(&self, cpus: &[u32]) -> Result<Vec<u32>, CoreError> {
-        if let Some(cpu) = cpus.iter().copied().find(|cpu| !(self.exists)(*cpu)) {
+        if let Some(cpu) = cpus.iter().copied().find(|cpu| self.topology.core_of(*cpu).is_none()) {
             return Err(CoreError::Missing { cpu });
         }
         let is_forbidden = |cpu: &u32| !self.allowed.is_empty() && self.allowed.binary_search(cpu).is_err();
@@ -94,8 +98,16 @@ mod tests {
     use super::*;
 
     /// Four cores of two threads: the CPUs 0 to 3, and 4 to 7.
+    struct FourCores;
+
+    impl CoreTopology for FourCores {
+        fn core_of(&self, cpu: u32) -> Option<u32> {
+            (cpu < 8).then_some(cpu % 4)
+        }
+    }
+
     fn shares(selection: &str, allowed: &[u32], workers: usize) -> Result<Vec<Vec<u32>>, CoreError> {
-        let facts = CoreFacts { allowed, exists: &|cpu| cpu < 8, core_of: &|cpu| cpu % 4 };
+        let facts = CoreFacts { allowed, topology: &FourCores };
         facts.shares(&selection.parse().unwrap(), workers)
     }
 

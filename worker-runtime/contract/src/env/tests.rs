@@ -74,7 +74,7 @@ fn launched_worker_without_rank_or_world_size_is_error() {
 }
 
 #[test]
-fn worker_that_is_not_told_of_its_job_is_none() {
+fn worker_without_variables_of_its_job_is_none() {
     let mut vars: HashMap<_, _> = worker_env(0, 1).to_vars().into_iter().collect();
     vars.retain(|name, _| !DISTRIBUTED_VARIABLES.contains(name));
     assert!(vars.contains_key(JOB) && vars.contains_key(ERROR_FILE));

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use super::args::option;
-use super::hosts::{DeviceFilter, Host, nothing_left};
+use super::hosts::{DeepspeedHost, DeviceFilter, nothing_left};
 use crate::cli::error::{CliError, Origin, SettingError};
 use rankrun_core::device::DeviceType;
 use rankrun_core::device_assignment::{DeviceError, NodeFacts, assign_devices};
@@ -33,7 +33,7 @@ pub(super) struct LocalWorkers {
 
 /// Where the devices come from.
 pub(super) struct DeviceSource<'a> {
-    pub(super) host: &'a Host,
+    pub(super) host: &'a DeepspeedHost,
     pub(super) facts: &'a Facts,
     /// The environment of the workers.
     pub(super) environment: Vec<(OsString, OsString)>,

@@ -28,7 +28,7 @@ pub(super) enum DeviceFilter {
 
 /// A host that takes part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Host {
+pub(super) struct DeepspeedHost {
     name: String,
     /// The number in the host file; without one the machine decides.
     pub(super) slots: Option<u32>,
@@ -50,13 +50,13 @@ pub(super) fn find_local_host(
     args: &DeepspeedArgs,
     facts: &Facts,
     remarks: &mut Vec<String>,
-) -> Result<Host, CliError> {
+) -> Result<DeepspeedHost, CliError> {
     let filter = read_filter(args)?;
     let has_hostfile = args.hostfile.is_some();
     let path = Path::new(args.hostfile.as_deref().unwrap_or(DEFAULT_HOSTFILE));
     let mut hosts = match facts.is_file(path) {
         true => read_hostfile(path, facts)?,
-        false => vec![Host { name: LOCALHOST.to_owned(), slots: None, filter: DeviceFilter::All }],
+        false => vec![DeepspeedHost { name: LOCALHOST.to_owned(), slots: None, filter: DeviceFilter::All }],
     };
     if !facts.is_file(path) && has_hostfile {
         remarks
@@ -136,8 +136,8 @@ impl<'a> HostFilter<'a> {
     }
 
     /// Leaves the hosts that take part, with their devices.
-    fn apply(&self, hosts: &mut Vec<Host>, facts: &Facts) -> Result<(), CliError> {
-        let means = |name: &str, host: &Host| {
+    fn apply(&self, hosts: &mut Vec<DeepspeedHost>, facts: &Facts) -> Result<(), CliError> {
+        let means = |name: &str, host: &DeepspeedHost| {
             name == host.name || (is_this_machine(name, facts) && is_this_machine(&host.name, facts))
         };
         for (name, ids) in &self.nodes {
@@ -168,7 +168,7 @@ impl<'a> HostFilter<'a> {
     }
 }
 
-fn read_hostfile(path: &Path, facts: &Facts) -> Result<Vec<Host>, CliError> {
+fn read_hostfile(path: &Path, facts: &Facts) -> Result<Vec<DeepspeedHost>, CliError> {
     let shown = path.display();
     let text = facts.world().read_file(path, MAX_HOSTFILE).map_err(|error| {
         CliError::refused(format!("the host file `{shown}` cannot be read: {error}"), "make it readable")
@@ -180,14 +180,14 @@ fn read_hostfile(path: &Path, facts: &Facts) -> Result<Vec<Host>, CliError> {
             "write a line `NAME slots=N` for each host",
         )
     };
-    let mut hosts: Vec<Host> = Vec::new();
+    let mut hosts: Vec<DeepspeedHost> = Vec::new();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     for line in lines {
         let (name, slots) = parse_host(line).ok_or_else(|| refused(format!("has the line `{line}`")))?;
         if hosts.iter().any(|host| host.name == name) {
             return Err(refused(format!("names the host `{name}` twice")));
         }
-        hosts.push(Host { name: name.to_owned(), slots: Some(slots), filter: DeviceFilter::All });
+        hosts.push(DeepspeedHost { name: name.to_owned(), slots: Some(slots), filter: DeviceFilter::All });
     }
     if hosts.is_empty() { Err(refused("names no host".to_owned())) } else { Ok(hosts) }
 }

@@ -268,10 +268,10 @@ fn options_without_effect_are_named() {
         ),
         ("x.py", vec![("CUDA_VISIBLE_DEVICES", "")], vec!["no accelerator is visible"]),
     ] {
-        let told = translated(gpus(), line, &environment).remarks;
-        assert_eq!(told.len(), remarks.len(), "{line}: {told:?}");
-        for (told, part) in told.iter().zip(remarks) {
-            assert!(told.contains(part) && !told.ends_with('.'), "{line}: {told}");
+        let found = translated(gpus(), line, &environment).remarks;
+        assert_eq!(found.len(), remarks.len(), "{line}: {found:?}");
+        for (remark, part) in found.iter().zip(remarks) {
+            assert!(remark.contains(part) && !remark.ends_with('.'), "{line}: {remark}");
         }
     }
 }
