@@ -167,15 +167,14 @@ fn setting_source_is_the_deciding_one() {
         ("wrap", "", Some(("RANKRUN_WRAP", "0:tool -o r%r")), "0:tool -o r%r", by_variable("RANKRUN_WRAP")),
     ] {
         let line = format!("rankrun explain {options} x.py").replace("  ", " ");
-        let environment: Vec<_> = environment.into_iter().collect();
-        let explanation = explained(&line, &environment);
-        let setting = explanation.settings.iter().find(|setting| setting.name == name).unwrap();
-        assert_eq!(
-            (&setting.value, &setting.source),
-            (&Some(known(value)), &source),
-            "{name}: {line} {environment:?}"
-        );
+        let explanation = explained(&line, environment.as_slice());
+        assert_eq!(setting_of(&explanation, name), (Some(known(value)), source), "{name}: {line}");
     }
+}
+
+fn setting_of(explanation: &Explanation, name: &str) -> (Option<LaunchValue>, SettingOrigin) {
+    let setting = explanation.settings.iter().find(|setting| setting.name == name).unwrap();
+    (setting.value.clone(), setting.source.clone())
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(super) struct Conversion {
 /// The words are not the command line of a launcher, or the launcher would refuse them.
 pub(in crate::cli) fn answer(words: &[OsString], json: bool, facts: &Facts) -> Result<String, CliError> {
     let line = read_words(words)?;
-    let conversion = convert(&line, facts)?;
+    let conversion = convert(&line, facts).map_err(|error| of_torchrun(error, words))?;
     Ok(if json { conversion.as_json() } else { conversion.as_shell(&line) })
 }
 
@@ -168,6 +168,21 @@ fn started_by(
     let env = if env.is_empty() { env } else { [vec!["env".to_owned()], env].concat() };
     inner.prefix.splice(..0, outer.iter().cloned().chain(env));
     Ok(inner)
+}
+
+/// torchrun's own error, without its usage text: the option of the line is not one of this command.
+fn of_torchrun(error: CliError, words: &[OsString]) -> CliError {
+    let CliError::Usage { cli_flavor: CliFlavor::Torchrun, error } = error else { return error };
+    let has_variable = words.len() > 1 && words.iter().any(|word| word.to_string_lossy().contains('$'));
+    let hint = if has_variable {
+        "put the whole line in single quotes, which keeps its variables: `rankrun convert 'torchrun ...'`"
+    } else {
+        "correct the line: torchrun does not start it either"
+    };
+    CliError::OtherUsage {
+        message: format!("torchrun refuses the line: {}", error.argparse()),
+        hint: hint.to_owned(),
+    }
 }
 
 /// A translation needs the value of an option, and a shell would put it there.

@@ -335,3 +335,11 @@ fn long_line_is_broken_between_words() {
         assert!(line.starts_with("    --option"), "{text}");
     }
 }
+
+#[test]
+fn variable_in_separate_words_is_answered_with_the_quoted_line() {
+    let words = ["torchrun", "--node_rank=$RANK", "x.py"].map(OsString::from);
+    let error = answer(&words, false, &facts(&[])).unwrap_err();
+    assert_eq!((error.exit_code(), error.render().contains("usage:")), (2, false), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("single quotes")), "{error}");
+}
