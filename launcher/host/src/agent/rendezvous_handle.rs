@@ -5,15 +5,10 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
-
-use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::pipe2;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
@@ -226,8 +221,7 @@ pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
 /// A notice to the other nodes that is on its way.
 #[derive(Debug)]
 pub(super) struct PendingShutdown {
-    /// The other end is closed when the notice is delivered.
-    over: OwnedFd,
+    delivery: BlockingCall<()>,
     /// After this time it is not awaited.
     pub(super) until: Instant,
 }
@@ -237,24 +231,19 @@ impl PendingShutdown {
     /// own.
     fn start(network: NetworkRendezvous, notice: PeerNotice, shutdown: ShutdownKind) -> io::Result<Self> {
         let limit = limit_of(notice) + network.round_trip() * SHUTDOWN_ROUND_TRIPS;
-        let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
-        thread::Builder::new().name("rendezvous-end".to_owned()).spawn(move || {
-            network.end(shutdown, limit);
-            drop(done);
-        })?;
-        Ok(Self { over, until: Instant::now() + limit })
+        let delivery = BlockingCall::start("rendezvous-end", move |_| network.end(shutdown, limit))?;
+        Ok(Self { delivery, until: Instant::now() + limit })
     }
 
-    /// True once the notice is delivered: nothing is ever written to the pipe, so it is readable at its end.
+    /// True once the notice is delivered.
     pub(super) fn is_over(&self) -> bool {
-        let mut fds = [PollFd::new(self.over.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        self.delivery.progress() != CallProgress::Running
     }
 }
 
 impl AsFd for PendingShutdown {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.over.as_fd()
+        self.delivery.as_fd()
     }
 }
 
