@@ -53,6 +53,8 @@ pub(super) struct RendezvousHandle {
     watchdog: Watchdog,
     /// The guard was told that workers may run.
     is_watched: bool,
+    /// What this node waits for, if it has told the user so.
+    awaited: Option<String>,
     /// The job may have several nodes, so people want to know which is which.
     is_many: bool,
 }
@@ -66,6 +68,7 @@ impl RendezvousHandle {
             joined_at: Instant::now(),
             watchdog,
             is_watched: false,
+            awaited: None,
             is_many: spec.rendezvous.nodes().max > NodeCount::ONE,
         }
     }
@@ -97,6 +100,11 @@ impl RendezvousHandle {
         }
     }
 
+    /// What the user was told that this node waits for, before it has joined a round.
+    pub(super) fn awaited(&self) -> Option<&str> {
+        self.awaited.as_deref()
+    }
+
     /// How long the rendezvous of this round took.
     pub(super) fn duration(&self) -> Duration {
         self.joined_at.elapsed()
@@ -121,11 +129,13 @@ impl RendezvousHandle {
         let input = match event {
             RendezvousEvent::Waiting(waiting) => {
                 received.has_wait = true;
+                self.awaited = Some(nodes::awaited(&waiting));
                 let text = nodes::waiting(&waiting);
                 return received.announcements.push(Announcement { name: "waiting_for_nodes", text });
             }
             RendezvousEvent::StoreUnreached(text) => {
                 received.has_wait = true;
+                self.awaited = Some("the rendezvous store".to_owned());
                 return received.announcements.extend(self.note(&text));
             }
             RendezvousEvent::Note(text) => return received.announcements.extend(self.note(&text)),
@@ -134,6 +144,7 @@ impl RendezvousHandle {
                     trace_round(&round);
                 }
                 self.training_server = training_server;
+                self.awaited = None;
                 Input::Joined(round)
             }
             RendezvousEvent::Changed(change) => Input::Changed(change),
