@@ -247,7 +247,7 @@ fn run_control(command: &control::command::ControlCommand, facts: &Facts) -> Exi
     match control::command::run(command, facts, output_style(facts), &write) {
         Ok(status) => exit_with(status),
         Err(error) => {
-            let _ = reporter::report_error(&error, Some(error.hint()));
+            let _ = reporter::report_error(&error, Some(&error.hint()));
             ExitCode::from(error.exit_code())
         }
     }

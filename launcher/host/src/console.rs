@@ -1,35 +1,35 @@
 //! The only writer of the terminal: the launcher's standard output and standard error.
 //!
 //! If both are the same file, they are one [`Output`] with one [`Screen`]: lines of the two never mix. Without
-//! captured worker output, a thread with a message writes it at once, as far as the reader takes it. A log pump that
-//! [attaches](Output::attach) becomes the only writer of its output; messages then wait in a bounded queue. So a slow
-//! terminal never delays the agent.
-#![expect(clippy::disallowed_methods, reason = "limits how long it waits for a reader")]
-
+//! captured worker output, a thread with a message writes it at once, as far as the reader takes it; if the output is a
+//! file, whose file system may not answer, a thread of its own writes it (`file_writer`). A log pump that
+//! [attaches](Output::attach) becomes the only writer of its output; messages then wait in a bounded queue. So neither a
+//! slow terminal nor a file delays the agent.
 use rankrun_core::spec::output_stream::OutputStream;
 use std::collections::VecDeque;
-use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use rustix::fs::{FileType, Mode, OFlags};
 use tracing_subscriber::fmt::MakeWriter;
 
 use rankrun_core::screen::{Screen, ScreenKind};
 
+use output_kind::{OutputFile, has_reader};
+pub use output_kind::{OutputKind, write_while_ready};
+
+mod file_writer;
+mod output_kind;
 #[cfg(test)]
 mod tests;
 
 /// Bytes of messages that may wait for a slow terminal. Messages beyond the limit are dropped and counted; a report is
 /// never dropped.
 const QUEUE_LIMIT: usize = 1024 * 1024;
-
-/// Delay before a write to a full terminal is tried again, in milliseconds.
-const RETRY_MS: u8 = 1;
 
 /// Whether a message that does not fit into the queue is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,9 +69,14 @@ impl Console {
     /// A console on any two files.
     #[must_use]
     pub fn new(stdout: OwnedFd, stderr: OwnedFd, cursor: Cursor) -> Self {
-        let same = is_same_file(&stdout, &stderr);
-        let stdout = Arc::new(Output::new(stdout, cursor));
-        let stderr = if same { Arc::clone(&stdout) } else { Arc::new(Output::new(stderr, cursor)) };
+        let files = [&stdout, &stderr].map(|fd| OutputFile::of(fd.as_fd()).ok());
+        let same = files[0].is_some() && files[0] == files[1];
+        let output = |fd, file: &Option<OutputFile>| {
+            let kind = file.as_ref().map_or(OutputKind::File, |file| file.kind);
+            Arc::new(Output::new(fd, kind, cursor))
+        };
+        let stdout = output(stdout, &files[0]);
+        let stderr = if same { Arc::clone(&stdout) } else { output(stderr, &files[1]) };
         Self { stdout, stderr }
     }
 
@@ -106,9 +111,13 @@ impl Console {
 #[derive(Debug)]
 pub struct Output {
     fd: OwnedFd,
-    is_terminal: bool,
+    kind: OutputKind,
     cursor: Cursor,
     state: Mutex<OutputOwner>,
+    /// Held during a write to a file: what a message thread has begun comes before the pump's first write.
+    write_turn: Mutex<()>,
+    /// Told when the thread that writes messages to a file ends.
+    file_written: Condvar,
 }
 
 /// The current writer of the output.
@@ -127,6 +136,8 @@ struct DirectOutput {
     screen: Screen,
     backlog: Vec<u8>,
     dropped: usize,
+    /// The output is a file, and a thread writes the backlog.
+    has_writer: bool,
 }
 
 #[derive(Debug)]
@@ -149,42 +160,61 @@ pub enum WriteError {
 }
 
 impl Output {
-    fn new(fd: OwnedFd, cursor: Cursor) -> Self {
-        let is_terminal = fd.is_terminal();
-        let kind = screen_kind(&fd, is_terminal, cursor);
-        let direct = DirectOutput { screen: Screen::new(kind), backlog: Vec::new(), dropped: 0 };
-        Self { fd, is_terminal, cursor, state: Mutex::new(OutputOwner::Direct(direct)) }
+    fn new(fd: OwnedFd, kind: OutputKind, cursor: Cursor) -> Self {
+        let direct = DirectOutput::new(Screen::new(screen_kind(&fd, kind, cursor)));
+        Self {
+            fd,
+            kind,
+            cursor,
+            state: Mutex::new(OutputOwner::Direct(direct)),
+            write_turn: Mutex::new(()),
+            file_written: Condvar::new(),
+        }
     }
 
     /// Whether the output is a terminal.
     #[must_use]
-    pub const fn is_terminal(&self) -> bool {
-        self.is_terminal
+    pub fn is_terminal(&self) -> bool {
+        self.kind == OutputKind::Terminal
     }
 
-    /// The terminal's size, for pseudo-terminals that stand in for it.
+    /// The terminal's size, if the output is one.
     #[must_use]
     pub fn size(&self) -> Option<rustix::termios::Winsize> {
-        rustix::termios::tcgetwinsize(&self.fd).ok()
+        self.is_terminal().then(|| rustix::termios::tcgetwinsize(&self.fd).ok())?
     }
 
     /// The current kind of screen, after a change of the terminal's size.
     #[must_use]
     pub(crate) fn screen_kind(&self) -> ScreenKind {
-        screen_kind(&self.fd, self.is_terminal, self.cursor)
+        screen_kind(&self.fd, self.kind, self.cursor)
     }
 
-    fn message(&self, text: &[u8], priority: Priority) {
+    fn message(self: &Arc<Self>, text: &[u8], priority: Priority) {
         match &mut *self.lock() {
-            OutputOwner::Direct(direct) => direct.write_message(text, priority, self.fd.as_fd()),
+            OutputOwner::Direct(direct) => {
+                direct.add_message(text, priority);
+                self.write_backlog(direct);
+            }
             OutputOwner::Pumped(queue) => queue.push(text, priority),
         }
     }
 
+    /// Writes what the reader takes at once, or has a thread write it.
+    fn write_backlog(self: &Arc<Self>, direct: &mut DirectOutput) {
+        if self.kind == OutputKind::File {
+            self.start_file_writer(direct);
+        } else {
+            direct.write_while_ready(self, Duration::ZERO);
+        }
+    }
+
     fn flush(&self, at_most: Duration) -> bool {
+        if self.kind == OutputKind::File {
+            return self.await_file_writer(at_most);
+        }
         let OutputOwner::Direct(direct) = &mut *self.lock() else { return false };
-        let written = write_while_ready(self.fd.as_fd(), &direct.backlog, at_most);
-        direct.backlog.drain(..written);
+        direct.write_while_ready(self, at_most);
         direct.backlog.is_empty() && has_reader(self.fd.as_fd())
     }
 
@@ -213,15 +243,13 @@ impl Output {
     }
 
     /// Gives the screen back: messages that still wait, and later ones, are written at once again.
-    pub(crate) fn detach(&self, screen: Screen) {
+    pub(crate) fn detach(self: &Arc<Self>, screen: Screen) {
         let mut state = self.lock();
-        let mut direct = DirectOutput { screen, backlog: Vec::new(), dropped: 0 };
+        let mut direct = DirectOutput::new(screen);
         if let OutputOwner::Pumped(queue) = &mut *state {
-            queue
-                .take()
-                .iter()
-                .for_each(|text| direct.write_message(text, Priority::Always, self.fd.as_fd()));
+            queue.take().iter().for_each(|text| direct.add_message(text, Priority::Always));
         }
+        self.write_backlog(&mut direct);
         *state = OutputOwner::Direct(direct);
     }
 
@@ -230,6 +258,7 @@ impl Output {
     /// # Errors
     /// The error says whether later bytes have a chance.
     pub fn write(&self, mut bytes: &[u8]) -> Result<(), WriteError> {
+        let _turn = self.write_turn.lock();
         while !bytes.is_empty() {
             match nix::unistd::write(&self.fd, bytes) {
                 Ok(count) => bytes = &bytes[count..],
@@ -258,7 +287,11 @@ impl Output {
 }
 
 impl DirectOutput {
-    fn write_message(&mut self, text: &[u8], priority: Priority, fd: BorrowedFd<'_>) {
+    const fn new(screen: Screen) -> Self {
+        Self { screen, backlog: Vec::new(), dropped: 0, has_writer: false }
+    }
+
+    fn add_message(&mut self, text: &[u8], priority: Priority) {
         if priority == Priority::Normal && self.backlog.len() + text.len() > QUEUE_LIMIT {
             self.dropped += 1;
             return;
@@ -268,54 +301,16 @@ impl DirectOutput {
             self.screen.message(&dropped_message(dropped), &mut self.backlog);
         }
         self.screen.message(text, &mut self.backlog);
-        let written = write_while_ready(fd, &self.backlog, Duration::ZERO);
+    }
+
+    fn write_while_ready(&mut self, output: &Output, at_most: Duration) {
+        let written = write_while_ready(output.fd.as_fd(), output.kind, &self.backlog, at_most);
         self.backlog.drain(..written);
     }
 }
 
 fn dropped_message(count: usize) -> Vec<u8> {
     format!("({count} messages of the launcher were dropped: the terminal was too slow)\n").into_bytes()
-}
-
-/// Writes as long as the reader takes it within `at_most`, and returns how many bytes that was. Bytes without any
-/// reader left count as written.
-pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) -> usize {
-    let give_up = Instant::now() + at_most;
-    let own = reopen_nonblocking(fd);
-    let fd = own.as_ref().map_or(fd, AsFd::as_fd);
-    let mut written = 0;
-    while written < bytes.len() {
-        let remaining = give_up.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
-        match poll(&mut fds, PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(_) => return bytes.len(),
-        }
-        // A pipe that is ready takes this much without waiting (pipe(7)).
-        let piece = &bytes[written..bytes.len().min(written + libc::PIPE_BUF)];
-        match nix::unistd::write(fd, piece) {
-            Ok(count) => written += count,
-            Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) if remaining.is_zero() => break,
-            // The room was too small, or another process took it.
-            Err(Errno::EAGAIN) => drop(poll(&mut [], PollTimeout::from(RETRY_MS))),
-            Err(_) => return bytes.len(),
-        }
-    }
-    written
-}
-
-/// The same terminal or pipe with a description of its own. A terminal that was stopped (Ctrl-S) is reported as ready
-/// while it has room for one byte, and a longer write would wait. The description of `fd` belongs to other processes too.
-fn reopen_nonblocking(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd).ok()?.st_mode);
-    // A file would lose its offset, and a socket cannot be opened.
-    matches!(kind, FileType::CharacterDevice | FileType::Fifo).then_some(())?;
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
 impl MessageQueue {
@@ -335,9 +330,7 @@ impl MessageQueue {
         let mut messages = std::mem::take(&mut self.messages);
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
-            let text =
-                format!("({dropped} messages of the launcher were dropped: the terminal was too slow)\n");
-            messages.push_back(text.into_bytes());
+            messages.push_back(dropped_message(dropped));
         }
         messages
     }
@@ -369,16 +362,8 @@ impl Write for MessageWriter<'_> {
     }
 }
 
-/// `false` for a pipe or terminal that no process reads any more.
-fn has_reader(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
-    let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
-    let found = poll(&mut fds, PollTimeout::ZERO);
-    found.is_ok() && !fds.iter().any(|fd| fd.revents().is_some_and(|events| events.intersects(gone)))
-}
-
-fn screen_kind(fd: &OwnedFd, is_terminal: bool, cursor: Cursor) -> ScreenKind {
-    if !is_terminal || cursor == Cursor::Stays {
+fn screen_kind(fd: &OwnedFd, kind: OutputKind, cursor: Cursor) -> ScreenKind {
+    if kind != OutputKind::Terminal || cursor == Cursor::Stays {
         return ScreenKind::Plain;
     }
     match rustix::termios::tcgetwinsize(fd) {
@@ -386,13 +371,5 @@ fn screen_kind(fd: &OwnedFd, is_terminal: bool, cursor: Cursor) -> ScreenKind {
             ScreenKind::Terminal { columns: size.ws_col, rows: size.ws_row }
         }
         _ => ScreenKind::Terminal { columns: 80, rows: 24 },
-    }
-}
-
-fn is_same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
-    let id = |fd| nix::sys::stat::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
-    match (id(one), id(other)) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => false,
     }
 }

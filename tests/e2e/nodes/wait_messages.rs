@@ -1,6 +1,7 @@
 //! What an agent says while it waits for the others.
 
 use harness::{Fleet, Name, Scratch, is_rankrun};
+use nix::sys::signal::Signal;
 
 use super::{ENDPOINT, assert_all_succeed, c10d, static_launch};
 
@@ -19,6 +20,31 @@ fn wait_message_names_joined_nodes() {
     let mut jobs = Vec::from(jobs);
     jobs.push(own(3));
     assert_all_succeed(jobs);
+    fleet.is_empty();
+}
+
+#[test]
+fn signal_during_wait_says_what_was_waited_for() {
+    if !is_rankrun() {
+        return;
+    }
+    let Some(fleet) = Fleet::start(2) else { return };
+    for name in Name::both() {
+        let with_host = fleet.on(1, c10d(*name, ENDPOINT, "2").worker(["place"])).start();
+        with_host.wait_for_line("1 of 2");
+        let without_host = fleet.on(2, c10d(*name, "th9:29400", "2").worker(["place"])).start();
+        without_host.wait_for_line("waiting for the rendezvous store");
+        for (job, awaited) in [(with_host, "1 of 2 nodes"), (without_host, "the rendezvous store")] {
+            job.signal(Signal::SIGTERM);
+            let (outcome, line) = (job.wait(), format!("SIGTERM: gave up waiting for {awaited}"));
+            match name {
+                Name::Rankrun => outcome.expect_exit_code(143).expect_stderr(&line),
+                Name::Torchrun | Name::Reference => {
+                    outcome.expect_signal(Signal::SIGTERM).expect_absent(&line)
+                }
+            };
+        }
+    }
     fleet.is_empty();
 }
 

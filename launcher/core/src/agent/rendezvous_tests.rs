@@ -13,6 +13,14 @@ pub(super) fn node(max_restarts: u32, cli_flavor: CliFlavor) -> SweptState {
     SweptState::new(rules(2, max_restarts, cli_flavor))
 }
 
+#[test]
+fn restart_request_before_first_round_is_refused_as_a_wait_for_nodes() {
+    let mut job = node(1, CliFlavor::Rankrun);
+    let _ = job.handle(clock()(0), Input::Ready);
+    let refusal = job.check_restart_request().unwrap_err();
+    assert_eq!(refusal, "the job waits for its nodes: no worker was started so far");
+}
+
 /// A round with this node as the second of two.
 pub(super) fn round(number: u64) -> Box<Round> {
     Box::new(Round {

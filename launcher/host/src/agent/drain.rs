@@ -15,6 +15,7 @@ use crate::reporter::parent_file;
 use rankrun_core::agent::message::{Input, JobOutcome};
 use rankrun_core::agent::phase::FLUSH_TIMEOUT;
 use rankrun_core::rendezvous::RendezvousEnd;
+use rankrun_core::spec::CliFlavor;
 
 /// The outcome of the job, until it is reported.
 pub(super) struct PendingReport {
@@ -38,11 +39,22 @@ impl Agent<'_> {
         if let Some(pending) = self.pending_start.take() {
             self.abandon_call(pending.call);
         }
+        self.report_end_of_wait(&outcome);
         self.departure = self.leave(&outcome);
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
         let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
         self.pending_report = Some(PendingReport { outcome, time_limit_error, own_error: None });
         self.departure.as_ref().map(|departure| Input::PeersNotified { until: departure.until })
+    }
+
+    /// A signal before the first start has ended the wait for other nodes. torchrun says nothing.
+    fn report_end_of_wait(&self, outcome: &JobOutcome) {
+        if let (Some(signal), Some(awaited)) = (outcome.stopped_by, self.rendezvous.awaited())
+            && self.workers.spec().cli_flavor == CliFlavor::Rankrun
+            && !self.workers.has_started()
+        {
+            self.announce("gave_up_waiting", &format!("{signal}: gave up waiting for {awaited}"));
+        }
     }
 
     /// Starts to write out what the workers wrote.

@@ -31,7 +31,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rankrun_core::posix::Pid;
 
@@ -65,6 +65,9 @@ use rankrun_core::job_event::rank_table::EndedRank;
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::spec::stop::StopReason;
 
+/// How long the last messages may take, beyond the wait for the report.
+const LAST_FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// What the agent is given after the fork.
 #[derive(Debug)]
 pub struct AgentSetup {
@@ -94,6 +97,8 @@ pub fn run(setup: AgentSetup, link: &GuardLink, user_log: UserLog) {
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
+    // For a file this is a thread's work.
+    user_log.console().flush(LAST_FLUSH_TIMEOUT);
     // Without a guard, no process waits for the status.
     let _ = link.send_to_guard(ToGuard::Finish(status));
 }

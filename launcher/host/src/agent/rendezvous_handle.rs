@@ -5,15 +5,10 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
-
-use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::pipe2;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
@@ -58,6 +53,8 @@ pub(super) struct RendezvousHandle {
     watchdog: Watchdog,
     /// The guard was told that workers may run.
     is_watched: bool,
+    /// What this node waits for, if it has told the user so.
+    awaited: Option<String>,
     /// The job may have several nodes, so people want to know which is which.
     is_many: bool,
 }
@@ -71,6 +68,7 @@ impl RendezvousHandle {
             joined_at: Instant::now(),
             watchdog,
             is_watched: false,
+            awaited: None,
             is_many: spec.rendezvous.nodes().max > NodeCount::ONE,
         }
     }
@@ -102,6 +100,11 @@ impl RendezvousHandle {
         }
     }
 
+    /// What the user was told that this node waits for, before it has joined a round.
+    pub(super) fn awaited(&self) -> Option<&str> {
+        self.awaited.as_deref()
+    }
+
     /// How long the rendezvous of this round took.
     pub(super) fn duration(&self) -> Duration {
         self.joined_at.elapsed()
@@ -126,11 +129,13 @@ impl RendezvousHandle {
         let input = match event {
             RendezvousEvent::Waiting(waiting) => {
                 received.has_wait = true;
+                self.awaited = Some(nodes::awaited(&waiting));
                 let text = nodes::waiting(&waiting);
                 return received.announcements.push(Announcement { name: "waiting_for_nodes", text });
             }
             RendezvousEvent::StoreUnreached(text) => {
                 received.has_wait = true;
+                self.awaited = Some("the rendezvous store".to_owned());
                 return received.announcements.extend(self.note(&text));
             }
             RendezvousEvent::Note(text) => return received.announcements.extend(self.note(&text)),
@@ -139,6 +144,7 @@ impl RendezvousHandle {
                     trace_round(&round);
                 }
                 self.training_server = training_server;
+                self.awaited = None;
                 Input::Joined(round)
             }
             RendezvousEvent::Changed(change) => Input::Changed(change),
@@ -226,8 +232,7 @@ pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
 /// A notice to the other nodes that is on its way.
 #[derive(Debug)]
 pub(super) struct PendingShutdown {
-    /// The other end is closed when the notice is delivered.
-    over: OwnedFd,
+    delivery: BlockingCall<()>,
     /// After this time it is not awaited.
     pub(super) until: Instant,
 }
@@ -237,24 +242,19 @@ impl PendingShutdown {
     /// own.
     fn start(network: NetworkRendezvous, notice: PeerNotice, shutdown: ShutdownKind) -> io::Result<Self> {
         let limit = limit_of(notice) + network.round_trip() * SHUTDOWN_ROUND_TRIPS;
-        let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
-        thread::Builder::new().name("rendezvous-end".to_owned()).spawn(move || {
-            network.end(shutdown, limit);
-            drop(done);
-        })?;
-        Ok(Self { over, until: Instant::now() + limit })
+        let delivery = BlockingCall::start("rendezvous-end", move |_| network.end(shutdown, limit))?;
+        Ok(Self { delivery, until: Instant::now() + limit })
     }
 
-    /// True once the notice is delivered: nothing is ever written to the pipe, so it is readable at its end.
+    /// True once the notice is delivered.
     pub(super) fn is_over(&self) -> bool {
-        let mut fds = [PollFd::new(self.over.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        self.delivery.progress() != CallProgress::Running
     }
 }
 
 impl AsFd for PendingShutdown {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.over.as_fd()
+        self.delivery.as_fd()
     }
 }
 

@@ -164,6 +164,10 @@ impl WorkerGroup {
         rendezvous
     }
 
+    pub(super) const fn has_started(&self) -> bool {
+        self.round.is_some()
+    }
+
     /// The environment of the launcher.
     pub(super) fn environment(&self) -> &[(OsString, OsString)] {
         &self.environment

@@ -140,7 +140,7 @@ fn terminal() -> (File, OwnedFd) {
 #[test]
 fn stopped_terminal_with_little_room_blocks_no_message() {
     let (mut reader, terminal) = terminal();
-    let filler = reopen_nonblocking(terminal.as_fd()).unwrap();
+    let filler = output_kind::reopen_nonblocking(terminal.as_fd(), OutputKind::Terminal).unwrap();
     // The kernel moves the bytes on between its two buffers.
     let is_ready = || {
         let mut fds = [PollFd::new(filler.as_fd(), PollFlags::POLLOUT)];
@@ -152,7 +152,49 @@ fn stopped_terminal_with_little_room_blocks_no_message() {
     while !is_ready() {
         reader.read_exact(&mut [0]).unwrap();
     }
-    let write = move |_: &CallStep| write_while_ready(terminal.as_fd(), &[b'y'; 4096], Duration::ZERO);
+    let write = move |_: &CallStep| {
+        write_while_ready(terminal.as_fd(), OutputKind::Terminal, &[b'y'; 4096], Duration::ZERO)
+    };
     let written = BlockingCall::start("writer", write).unwrap().wait(Duration::from_secs(20));
     assert!(written.is_some_and(|count| count < 4096), "{written:?}");
+}
+
+/// A file and its console; the test holds what a write to the file waits for.
+fn console_on_file() -> (std::path::PathBuf, Console) {
+    let path = std::env::temp_dir().join(format!("rankrun-console-{}", uuid::Uuid::new_v4()));
+    let file = || OwnedFd::from(File::options().create(true).append(true).open(&path).unwrap());
+    let console = Console::new(file(), file(), Cursor::Moves);
+    (path, console)
+}
+
+#[test]
+fn messages_to_a_file_that_hangs_delay_no_caller() {
+    let (path, console) = console_on_file();
+    let output = Arc::clone(console.output(OutputStream::Stderr));
+    let hanging = output.write_turn.lock().unwrap();
+    for text in [b"first", b"other"] {
+        console.message(OutputStream::Stderr, text);
+    }
+    assert!(!console.flush(Duration::ZERO), "the file has no message");
+    drop(hanging);
+    assert!(console.flush(Duration::from_secs(60)));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\nother\n");
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn pump_of_a_file_writes_behind_the_messages_before_it() {
+    let (path, console) = console_on_file();
+    let output = Arc::clone(console.output(OutputStream::Stdout));
+    let hanging = output.write_turn.lock().unwrap();
+    console.message(OutputStream::Stdout, b"first");
+    let (screen, mut bytes) = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
+    drop(hanging);
+    bytes.extend_from_slice(b"pumped\n");
+    output.write(&bytes).unwrap();
+    output.detach(screen);
+    console.message(OutputStream::Stdout, b"last");
+    assert!(console.flush(Duration::from_secs(60)));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\npumped\nlast\n");
+    std::fs::remove_file(path).unwrap();
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use tokio::time::{sleep, timeout};
 
-use crate::blocking::{BlockingCall, CallStep, call_on_thread};
+use crate::blocking::{BlockingCall, call_on_thread};
 use crate::rendezvous::address::{self, interfaces};
 use crate::rendezvous::port_owner::{is_listened_on, port_owner};
 use crate::store::listen::Interfaces;
@@ -17,8 +17,10 @@ use crate::store::{StoreError, StoreServer};
 use crate::system::short_hostname;
 use rankrun_core::spec::rendezvous::PortRange;
 
-/// Time limit of the name lookup by which a node guesses whether it hosts.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit of a look-up without whose answer the node goes on.
+pub(super) const OPTIONAL_LOOKUP_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit of a look-up without whose answer the job fails: resolvers ask several servers, several times.
+pub(super) const REQUIRED_LOOKUP_LIMIT: Duration = Duration::from_secs(60);
 /// Name of a thread that asks the resolver.
 const RESOLVER_THREAD: &str = "endpoint-name";
 /// Time limit for an answer of another socket of this machine.
@@ -62,48 +64,42 @@ impl StoreEndpoint {
         self.address().map(|address| vec![SocketAddr::new(address, self.port)])
     }
 
-    /// As [`Self::resolve`], for a task.
+    /// The addresses of the endpoint, for a task. A resolver cannot be interrupted: its thread is abandoned after
+    /// `limit`.
     ///
     /// # Errors
-    /// See [`Self::resolve`].
+    /// The name does not resolve, or the resolver does not answer within `limit`.
     pub(crate) async fn look_up(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
         if let Some(addresses) = self.parse_without_resolver() {
             return Ok(addresses);
         }
-        let (name, port) = (self.host.clone(), self.port);
-        let found = call_on_thread(RESOLVER_THREAD, move || addresses_of(&name, port));
-        let found = timeout(limit, found).await.map_err(|_| no_answer())???;
-        if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+        let asked = self.clone();
+        let found = call_on_thread(RESOLVER_THREAD, move || asked.ask_resolver());
+        timeout(limit, found).await.map_err(|_| no_answer())??
     }
 
-    /// Returns the addresses of the endpoint.
+    /// As [`Self::look_up`], for a thread that may wait.
     ///
     /// # Errors
-    /// The name does not resolve, or the resolver does not answer within `limit`.
-    pub(crate) fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
-        match self.parse_without_resolver() {
-            Some(addresses) => Ok(addresses),
-            None => resolve_host(&self.host, self.port, limit),
+    /// See [`Self::look_up`].
+    pub(crate) fn look_up_blocking(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+        if let Some(addresses) = self.parse_without_resolver() {
+            return Ok(addresses);
         }
+        let asked = self.clone();
+        let found = BlockingCall::start(RESOLVER_THREAD, move |_| asked.ask_resolver())?;
+        found.wait(limit).ok_or_else(no_answer)?
+    }
+
+    fn ask_resolver(&self) -> io::Result<Vec<SocketAddr>> {
+        let found: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
+        if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
     }
 }
 
 /// Loopback addresses of both families: clients try each.
 fn loopback(port: u16) -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
-}
-
-/// Resolves a name in a separate thread, because the resolver cannot be interrupted. The thread is abandoned after
-/// `limit`.
-fn resolve_host(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
-    let asked = name.to_owned();
-    let look_up = move |_: &CallStep| addresses_of(&asked, port);
-    let found = BlockingCall::start(RESOLVER_THREAD, look_up)?.wait(limit).ok_or_else(no_answer)??;
-    if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
-}
-
-fn addresses_of(name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    (name, port).to_socket_addrs().map(Iterator::collect)
 }
 
 pub(super) fn no_answer() -> io::Error {
@@ -124,7 +120,7 @@ fn is_local_guess(endpoint: &StoreEndpoint) -> bool {
     let own: Vec<_> = interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address).collect();
     is_local_by_text(endpoint, &short_hostname(), &own).unwrap_or_else(|| {
         // A node that cannot resolve the name does not have it.
-        let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
+        let found = endpoint.look_up_blocking(OPTIONAL_LOOKUP_LIMIT).unwrap_or_default();
         found.iter().map(|address| address.ip().to_canonical()).any(|address| own.contains(&address))
     })
 }
@@ -143,7 +139,7 @@ pub(crate) enum AllowedClients {
 /// The addresses of the endpoint's host on this machine; empty if its name does not resolve here.
 #[must_use]
 pub(crate) fn endpoint_addresses(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
-    let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
+    let found = endpoint.look_up_blocking(OPTIONAL_LOOKUP_LIMIT).unwrap_or_default();
     found.iter().map(|address| address.ip().to_canonical()).collect()
 }
 
@@ -261,7 +257,7 @@ fn is_in_use(error: &io::Error) -> bool {
 pub(crate) async fn own_addresses(endpoint: &StoreEndpoint, store: SocketAddr) -> Vec<SocketAddr> {
     let at = StoreEndpoint { host: endpoint.host.clone(), port: store.port() };
     let mut addresses = if store.ip().is_unspecified() {
-        at.look_up(RESOLVE_LIMIT).await.unwrap_or_default()
+        at.look_up(OPTIONAL_LOOKUP_LIMIT).await.unwrap_or_default()
     } else {
         vec![store]
     };

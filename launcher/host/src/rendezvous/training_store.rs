@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytesize::ByteSize;
 use rankrun_contract::env::Master;
@@ -17,7 +16,7 @@ use rankrun_contract::rank::RunId;
 
 use super::address;
 use super::error::RendezvousError;
-use super::host::{StoreEndpoint, port_taken_unless_answered};
+use super::host::{REQUIRED_LOOKUP_LIMIT, StoreEndpoint, port_taken_unless_answered};
 use crate::blocking::BlockingCall;
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
@@ -25,9 +24,6 @@ use rankrun_core::spec::rendezvous::{NetworkSpec, PortRange};
 use rankrun_core::spec::{RendezvousSpec, StoreHost, StorePlan};
 
 pub(crate) use free_port::WorkerRank0;
-
-/// A name server may take this long: resolvers ask several servers, several times.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The training store of this node.
 #[derive(Debug)]
@@ -203,7 +199,8 @@ impl OwnServer {
             source,
         };
         let host = plan.addr.trim_matches(['[', ']']).to_owned();
-        let addresses = StoreEndpoint { host, port: plan.port }.resolve(RESOLVE_LIMIT).map_err(no_address)?;
+        let endpoint = StoreEndpoint { host, port: plan.port };
+        let addresses = endpoint.look_up_blocking(REQUIRED_LOOKUP_LIMIT).map_err(no_address)?;
         let server = bind_first_local(&addresses, self.ports)?;
         Ok(self.install(server.ok_or_else(|| no_address(io::ErrorKind::NotFound.into()))?)?)
     }

@@ -32,7 +32,7 @@ use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
 use crate::blocking::BlockingCall;
-use crate::console::{Console, write_while_ready};
+use crate::console::{Console, OutputKind, write_while_ready};
 use crate::error::LaunchError;
 use crate::reporter::trace::TraceFormat;
 use rankrun_core::exit_code::LAUNCHER_FAILED;
@@ -179,8 +179,22 @@ fn write_parent_file(parent_file: Option<&Path>, report: &ErrorReport) {
     }
 }
 
-/// Writes outside of the agent, where there is no console. The time limit covers a reader that has stopped reading.
+/// Writes outside of the agent, where there is no console. The time limit covers a reader that has stopped reading, and
+/// a file whose file system does not answer.
 fn print_error(text: &str) {
     let stderr = io::stderr();
-    let _ = write_while_ready(stderr.as_fd(), text.as_bytes(), FINAL_FLUSH_TIMEOUT);
+    let kind = OutputKind::of(stderr.as_fd());
+    let write = move |text: &str| {
+        write_while_ready(io::stderr().as_fd(), kind, text.as_bytes(), FINAL_FLUSH_TIMEOUT);
+    };
+    if kind != OutputKind::File {
+        write(text);
+        return;
+    }
+    let copy = text.to_owned();
+    match BlockingCall::start("message", move |_| write(&copy)) {
+        // Without an answer the message is left out.
+        Ok(call) => drop(call.wait(FINAL_FLUSH_TIMEOUT)),
+        Err(_) => write(text),
+    }
 }

@@ -139,6 +139,22 @@ pub(crate) fn waiting(waiting: &WaitStatus) -> String {
     }
 }
 
+/// What a node waits for before its first start, for the line about a signal that ends the wait.
+#[must_use]
+pub(crate) fn awaited(waiting: &WaitStatus) -> String {
+    match &waiting.awaited {
+        WaitReason::Enough => {
+            let missing =
+                usize::try_from(waiting.min.get()).map_or(0, |min| min.saturating_sub(waiting.here.len()));
+            format!("{missing} of {}", nodes(waiting.min))
+        }
+        WaitReason::More { .. } => "more nodes".to_owned(),
+        WaitReason::Place => "the place of a lost node".to_owned(),
+        WaitReason::Stops { nodes } => format!("{} to stop", names(nodes)),
+        WaitReason::Ranks => "the other nodes to tell how many workers they have".to_owned(),
+    }
+}
+
 fn whole_seconds(time: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(Duration::from_secs(time.as_secs()))
 }

@@ -111,7 +111,7 @@ impl UserLog {
     /// The width of the terminal, if there is one with a known size.
     fn columns(&self) -> Option<usize> {
         let output = self.console.output(OutputStream::Stderr);
-        let size = output.size().filter(|size| output.is_terminal() && size.ws_col > 0)?;
+        let size = output.size().filter(|size| size.ws_col > 0)?;
         Some(usize::from(size.ws_col))
     }
 

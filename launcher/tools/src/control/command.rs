@@ -1,5 +1,7 @@
 //! `rankrun ls`, `status`, `stop` and `restart`: finds the job, asks it, and prints the answer.
 
+use std::borrow::Cow;
+
 use super::interrupt::report_interrupts;
 use super::job_request::{Answer, act};
 use super::jobs::{FoundJob, Jobs, find_jobs, sort_by_start};
@@ -76,6 +78,8 @@ pub enum CommandError {
     Job {
         /// The job id.
         job: String,
+        /// The pid of its launcher, if it is known.
+        launcher_pid: Option<i32>,
         /// The failure of the request.
         source: ControlError,
     },
@@ -88,22 +92,25 @@ fn name_of(job: Option<&str>) -> String {
 impl CommandError {
     /// One thing to do about it.
     #[must_use]
-    pub const fn hint(&self) -> &'static str {
-        match self {
+    pub fn hint(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
             Self::Lookup(error) => error.hint(),
             Self::Search(error) => error.hint(),
             Self::Unsearched { source, .. } => source.hint(),
             Self::Job { source: ControlError::Ended, .. } => "`rankrun ls` lists the running jobs",
-            Self::Job { source: ControlError::Full, .. } => {
-                "try again: a client that asks nothing is closed after 5 s; `kill` the launcher's pid to stop the job"
-            }
             Self::Job { source: ControlError::Refused(_), .. } => {
                 "`rankrun status` shows what the job does now"
             }
-            Self::Job { .. } => {
-                "its agent may be stopped (SIGSTOP, a debugger); `kill` the launcher's pid to stop the job"
+            Self::Job { source, launcher_pid, .. } => {
+                let advice = match source {
+                    ControlError::Full => "try again: a client that asks nothing is closed after 5 s",
+                    _ => "its agent may be stopped (SIGSTOP, a debugger)",
+                };
+                let pid =
+                    launcher_pid.map_or_else(|| "` the launcher's pid".to_owned(), |pid| format!(" {pid}`"));
+                return Cow::Owned(format!("{advice}; `kill{pid} to stop the job"));
             }
-        }
+        })
     }
 
     /// The exit status of the command.
@@ -140,7 +147,7 @@ pub fn run(
             return Err(error);
         }
         sort_by_start(&mut found);
-        let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
+        let listed: Vec<_> = found.iter().map(FoundJob::listed).collect();
         step.set(READER.to_owned());
         return Ok(status_of_output(write(&match command.format {
             OutputFormat::Text => pages::render_list(&listed, &searched, style),
@@ -152,12 +159,13 @@ pub fn run(
         LookupError::NoJobs { .. } | LookupError::NoMatch { .. } => unsearched.unwrap_or(error.into()),
         error => error.into(),
     })?;
+    let launcher_pid = names[at].launcher_pid;
     let FoundJob { folder, status, .. } = found.swap_remove(at);
     let job = folder.job.clone();
     step.set(format!("the answer of job {job}"));
     let answer = act((verb, command.format), (&folder, status), style, deadline, &step);
     step.set(READER.to_owned());
-    match answer.map_err(|source| CommandError::Job { job, source })? {
+    match answer.map_err(|source| CommandError::Job { job, launcher_pid, source })? {
         Answer::Text(text) => Ok(status_of_output(write(&text))),
         Answer::Status(status) => Ok(status),
     }

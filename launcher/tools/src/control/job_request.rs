@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::command::{JobVerb, UNHEALTHY};
 use super::jobs::remove_if_dead;
 use super::pages;
-use super::socket::{ControlConnection, ControlError};
+use super::socket::{ControlConnection, ControlError, answer_deadline};
 use crate::explain::Style;
 use rankrun_core::exit_code::ExitStatus;
 use rankrun_core::spec::OutputFormat;
@@ -38,6 +38,8 @@ pub(super) fn act(
     deadline: Instant,
     step: &CallStep,
 ) -> Result<Answer, ControlError> {
+    // A job that has answered has not used up the time in which a silent one was waited for.
+    let deadline = if status.is_ok() { answer_deadline() } else { deadline };
     let send = |sent| request(&mut ControlConnection::open(folder, deadline)?, sent);
     Ok(Answer::Text(match verb {
         JobVerb::Status => match format {
@@ -108,8 +110,8 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
 
     use super::*;
-    use crate::control::socket::answer_deadline;
     use crate::control::test_place::Place;
+    use rankrun_host::control::folder::ANSWER_TIMEOUT;
 
     /// As for a job in another pid namespace.
     #[test]
@@ -141,6 +143,27 @@ mod tests {
         listener.accept().unwrap().0.write_all(refusal.as_bytes()).unwrap();
         let result = client.wait_for_end(&folder, Duration::from_secs(20));
         assert!(matches!(result, Err(ControlError::Full)), "{result:?}");
+    }
+
+    /// As beside a job that was waited for until the deadline.
+    #[test]
+    fn job_that_has_answered_has_a_deadline_of_its_own_for_a_request() {
+        for (name, verb) in [("fresh-stop", JobVerb::Stop), ("fresh-restart", JobVerb::Restart)] {
+            let place = Place::new(name);
+            let (folder, listener) = place.job();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let (stream, _) = listener.accept().unwrap();
+                    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                    let accepted = Reply::Accepted(Accepted { launcher_pid: 1 });
+                    (&stream).write_all(accepted.to_line().as_bytes()).unwrap();
+                });
+                let job = (&folder, Ok(Box::default()));
+                let expired = answer_deadline() - ANSWER_TIMEOUT;
+                let step = CallStep::default();
+                act((verb, OutputFormat::Text), job, Style::Plain, expired, &step).unwrap();
+            });
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::command::CommandError;
 use super::lookup::JobNames;
+use super::pages::ListedJob;
 use super::socket::{ControlConnection, ControlError, answer_deadline};
 use rankrun_host::control::folder::{FolderRefusal, JobFolder, RuntimeFolders};
 use rankrun_host::control::protocol::{ClientRequest, JobStatus, Reply};
@@ -15,13 +16,17 @@ use rankrun_host::control::protocol::{ClientRequest, JobStatus, Reply};
 pub(super) struct FoundJob {
     pub(super) folder: JobFolder,
     /// The process that listens is its child.
-    launcher_pid: Option<i32>,
+    pub(super) launcher_pid: Option<i32>,
     pub(super) status: Result<Box<JobStatus>, ControlError>,
 }
 
 impl FoundJob {
     pub(super) fn answer(&self) -> Result<&JobStatus, &ControlError> {
         self.status.as_ref().map(AsRef::as_ref)
+    }
+
+    pub(super) fn listed(&self) -> ListedJob<'_> {
+        ListedJob { job: &self.folder.job, launcher_pid: self.launcher_pid, status: self.answer() }
     }
 
     /// Time since the start of the job, or of a silent one since its socket was made.
@@ -44,7 +49,7 @@ impl FoundJob {
 pub(super) struct Jobs {
     pub(super) found: Vec<FoundJob>,
     pub(super) refused: Option<FolderRefusal>,
-    /// The jobs answer all requests of the command by then.
+    /// The jobs answer by then. A request to a job that has not is not waited for any longer.
     pub(super) deadline: Instant,
 }
 

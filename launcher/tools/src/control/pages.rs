@@ -12,8 +12,16 @@ use rankrun_core::gc::format_age;
 use rankrun_core::job_event::JobState;
 use rankrun_host::control::protocol::{JobStatus, RankState, WorkerStatus};
 
-/// A job id and the job's answer.
-pub(crate) type ListedJob<'a> = (&'a str, Result<&'a JobStatus, &'a ControlError>);
+/// A job and its answer.
+#[derive(Debug)]
+pub(crate) struct ListedJob<'a> {
+    /// The job id.
+    pub(crate) job: &'a str,
+    /// The pid of its launcher, for a job without an answer, if it is known.
+    pub(crate) launcher_pid: Option<i32>,
+    /// What it does.
+    pub(crate) status: Result<&'a JobStatus, &'a ControlError>,
+}
 
 const LIST_COLUMNS: [Column; 8] = [
     Column("JOB", Align::Left),
@@ -48,9 +56,9 @@ pub(crate) fn render_list(jobs: &[ListedJob<'_>], searched: &str, style: Style) 
     page.render(style)
 }
 
-fn list_row((job, status): &ListedJob<'_>) -> Row {
-    let row = Row::new((*job).to_owned()).cell(*job);
-    match status {
+fn list_row(listed: &ListedJob<'_>) -> Row {
+    let row = Row::new(listed.job.to_owned()).cell(listed.job);
+    match listed.status {
         Ok(status) => row
             .cell(status.launcher_pid.to_string())
             .toned(status.state.word(), state_tone(status.state))
@@ -61,7 +69,8 @@ fn list_row((job, status): &ListedJob<'_>) -> Row {
             .cell(status.program.as_str()),
         Err(error) => {
             let word = if matches!(error, ControlError::Full) { "too many clients" } else { "no answer" };
-            row.cell("").toned(word, Tone::Bad).cell("").cell("").cell("").cell("").cell("")
+            let pid = listed.launcher_pid.map(|pid| pid.to_string()).unwrap_or_default();
+            row.cell(pid).toned(word, Tone::Bad).cell("").cell("").cell("").cell("").cell("")
         }
     }
 }
@@ -132,6 +141,8 @@ fn age(seconds: f64) -> String {
 #[derive(Serialize)]
 struct UnansweredJob<'a> {
     job: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    launcher_pid: Option<i32>,
     error: String,
 }
 
@@ -146,9 +157,11 @@ enum ListedJson<'a> {
 pub(crate) fn list_json(jobs: &[ListedJob<'_>]) -> String {
     let listed: Vec<ListedJson<'_>> = jobs
         .iter()
-        .map(|(job, status)| match status {
+        .map(|&ListedJob { job, launcher_pid, status }| match status {
             Ok(status) => ListedJson::Answered(status),
-            Err(error) => ListedJson::Unanswered(UnansweredJob { job, error: error.to_string() }),
+            Err(error) => {
+                ListedJson::Unanswered(UnansweredJob { job, launcher_pid, error: error.to_string() })
+            }
         })
         .collect();
     to_json(&listed)
@@ -215,17 +228,21 @@ mod tests {
     #[test]
     fn list_shows_answers_and_silent_jobs() {
         let status = status();
-        let jobs =
-            [("4f1c", Ok(&status)), ("9abc", Err(&ControlError::Silent)), ("9def", Err(&ControlError::Full))];
+        let jobs = [
+            ListedJob { job: "4f1c", launcher_pid: None, status: Ok(&status) },
+            ListedJob { job: "9abc", launcher_pid: Some(7), status: Err(&ControlError::Silent) },
+            ListedJob { job: "9def", launcher_pid: None, status: Err(&ControlError::Full) },
+        ];
         let text = "JOB   PID  STATE             WORKERS  RESTARTS    AGE  RUN ID  PROGRAM\n\
                     4f1c   99  running                 2       1/3  1m02s  my run  train.py\n\
-                    9abc       no answer\n\
+                    9abc    7  no answer\n\
                     9def       too many clients\n";
         assert_eq!(render_list(&jobs, "`/r`", Style::Plain), text);
         let none = "no job of this user runs on this machine: searched `/r`\n";
         assert_eq!(render_list(&[], "`/r`", Style::Plain), none);
         let json: serde_json::Value = serde_json::from_str(&list_json(&jobs)).unwrap();
         assert_eq!(json[0]["ranks"][0]["state"], "sleeping");
+        assert_eq!(json[1]["launcher_pid"], 7);
         assert_eq!(json[1]["error"], "the job does not answer within 5 s");
     }
 }

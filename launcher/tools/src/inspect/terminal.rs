@@ -11,7 +11,7 @@ use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
-use rankrun_host::console::write_while_ready;
+use rankrun_host::console::{OutputKind, write_while_ready};
 
 use super::frame::{ENTER, LEAVE, Size};
 
@@ -82,7 +82,7 @@ impl Terminal {
 
     /// Writes; a stuck terminal's remaining bytes are dropped, and the next snapshot overwrites it.
     pub(super) fn write(&self, bytes: &[u8]) {
-        write_while_ready(self.output.as_fd(), bytes, WRITE_TIMEOUT);
+        write_while_ready(self.output.as_fd(), OutputKind::Terminal, bytes, WRITE_TIMEOUT);
     }
 }
 

@@ -90,6 +90,9 @@ impl State {
             JobPhase::Settling { .. } | JobPhase::ShuttingDown(_) | JobPhase::Finished => {
                 Err("the job is over")
             }
+            JobPhase::Joining { .. } if !self.has_started() => {
+                Err("the job waits for its nodes: no worker was started so far")
+            }
             _ => Err("the workers do not run; the job may restart by itself"),
         }
     }

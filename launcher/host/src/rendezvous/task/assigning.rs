@@ -5,7 +5,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rankrun_contract::rank::NodeRank;
 use tokio::task::JoinHandle;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::rendezvous::RendezvousEvent;
 use crate::rendezvous::assign_ranks::{AssignRanksError, RankExchange, assign_ranks};
 use crate::rendezvous::c10d::{C10dBackend, StoreFailure};
-use crate::rendezvous::host::StoreEndpoint;
+use crate::rendezvous::host::{OPTIONAL_LOOKUP_LIMIT, StoreEndpoint};
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientError, ClientSettings};
 use rankrun_core::rendezvous::Round;
@@ -25,9 +25,6 @@ use super::member::{Membership, PastRound};
 use super::peer_directory::{members_by_rank, ranks_of};
 use super::phase::Phase;
 use super::rendezvous_task::{RendezvousTask, wall};
-
-/// Time limit for a name server that is asked for the store of a torchrun member.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A node in a complete round that has no ranks yet.
 #[derive(Debug)]
@@ -115,7 +112,7 @@ impl RendezvousTask {
             nonce: self.plan.nonce,
             resolve: Arc::new(|host, port| {
                 let endpoint = StoreEndpoint { host: host.to_owned(), port };
-                Box::pin(async move { endpoint.look_up(RESOLVE_LIMIT).await })
+                Box::pin(async move { endpoint.look_up(OPTIONAL_LOOKUP_LIMIT).await })
             }),
             training_store: Arc::clone(&self.training_store),
             address_cache: self.address_cache.clone(),

@@ -1,7 +1,7 @@
 #![expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
