@@ -10,7 +10,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use harness::{Launch, Name, Scratch, frameworks, free_port, python, python_modules};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::programs::{number_after, source};
 
@@ -109,8 +109,10 @@ fn modules() -> String {
 fn workers_in(folder: &str) -> Vec<Worker> {
     let read = |entry: std::io::Result<fs::DirEntry>| {
         let bytes = fs::read(entry.expect("the folder is ours").path()).expect("the file is whole");
-        let (argv, environment) = serde_json::from_slice(&bytes).expect("a worker wrote it");
-        Worker { argv, environment }
+        let mut shown: Value = serde_json::from_slice(&bytes).expect("a worker wrote it");
+        let [argv, environment] = ["argv", "environment"].map(|key| shown[key].take());
+        let argv = serde_json::from_value(argv).expect("arguments are texts");
+        Worker { argv, environment: serde_json::from_value(environment).expect("variables are texts") }
     };
     let mut workers: Vec<Worker> = fs::read_dir(folder).expect("the folder is ours").map(read).collect();
     workers.sort_by_key(|worker| worker.environment.get("RANK").cloned());
@@ -348,7 +350,7 @@ fn two_ranks(program: &str, scratch: &Scratch) -> Launch {
 #[test]
 fn accelerator_trains_on_both_ranks() {
     let scratch = Scratch::new();
-    let outcome = two_ranks("accelerator.py", &scratch).run();
+    let outcome = two_ranks("accelerate_train.py", &scratch).run();
     let lines = outcome.expect_exit_code(0).lines_with(": loss ");
     let [line] = &lines[..] else { panic!("one rank reports: {lines:?}\n{outcome}") };
     assert!(line.starts_with("MULTI_CPU of 2 on cpu, bf16: loss "), "{line}");
