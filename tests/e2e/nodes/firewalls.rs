@@ -52,7 +52,9 @@ fn static_job_runs_behind_firewall() {
         launch.args(RANGE).args(["--max-restarts", "1"]).worker(["place", "sum", "rank1:attempt0:exit=3"])
     };
     for outcome in run(&fleet, launch) {
-        assert_eq!(outcome.lines_with("world=2 total=3").len(), 2, "{outcome}");
+        assert_eq!(outcome.lines_with("place rank=").len(), 2, "{outcome}");
+        // A worker of the first round may be stopped before it prints the sum.
+        assert!(!outcome.lines_with("world=2 total=3").is_empty(), "{outcome}");
         assert_eq!(master_port(&outcome), 30_004, "{outcome}");
     }
     assert_firewall_drops(&fleet);
