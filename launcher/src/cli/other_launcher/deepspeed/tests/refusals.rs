@@ -128,3 +128,17 @@ fn broken_files_are_refused_with_line() {
     let (_, text) = refusal(gpus().unreadable("/job/.deepspeed_env"), "x.py", &[]);
     assert!(text.contains("cannot be read"), "{text}");
 }
+
+#[test]
+fn more_workers_than_a_launch_has_are_refused_at_once() {
+    let hosts = world().file("/job/hosts", b"n7 slots=4294967295\n");
+    for (line, environment, part) in [
+        ("--num_gpus 99999999999 x.py", &[][..], "`--num_gpus` is `99999999999`, and a launch has at most"),
+        ("--num_accelerators 4194305 x.py", &[], "`--num_accelerators` is `4194305`, and a launch has"),
+        ("x.py", &[("LOCAL_SIZE", "9999999999")], "`LOCAL_SIZE` is `9999999999`, and a launch has at most"),
+        ("-H hosts x.py", &[], "has the line `n7 slots=4294967295`, and a launch has at most"),
+    ] {
+        let (code, text) = refusal(hosts.clone(), line, environment);
+        assert!(code == 1 && text.contains(part), "{line}: {text}");
+    }
+}
