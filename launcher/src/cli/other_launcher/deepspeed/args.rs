@@ -148,7 +148,13 @@ pub(super) enum Parsed {
 /// # Errors
 /// What argparse calls a usage error.
 pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
-    let usage = |error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error };
+    let usage = |error: UsageError| match error {
+        UsageError::MissingEntrypoint { taken: None, .. } => CliError::OtherUsage {
+            message: error.to_string(),
+            hint: "name the script behind the options, as in `deepspeed --num_gpus 2 train.py`".to_owned(),
+        },
+        error => CliError::Usage { cli_flavor: CliFlavor::Rankrun, error },
+    };
     let normalised =
         normalise(words, &COMMAND).map_err(|Refusal { error, .. }| usage(with_own_hint(error)))?;
     let matches = match COMMAND.clone().try_get_matches_from(&normalised) {

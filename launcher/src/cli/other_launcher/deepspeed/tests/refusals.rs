@@ -36,7 +36,7 @@ fn mistakes_in_words_are_usage_errors() {
             ("--module=1 x", 2, &["`--module` takes no value"]),
             ("--log_level loud x.py", 2, &["`--log_level` is `loud`, which is not one of `debug`"]),
             ("--autotuning yes x.py", 2, &["which is not one of `tune`, `run`"]),
-            ("--num_gpus 2", 2, &["no entrypoint"]),
+            ("--num_gpus 2", 2, &["no entrypoint", "`deepspeed --num_gpus 2 train.py`"]),
         ],
     );
 }
