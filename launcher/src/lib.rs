@@ -82,7 +82,7 @@ pub fn main() -> ExitCode {
             translation.remarks
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
-        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program),
+        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, &facts),
         Err(error) => return report_refusal(&error, &facts, None),
     };
     match cli::interpret(&argv, &facts) {
@@ -107,8 +107,10 @@ pub fn main() -> ExitCode {
 }
 
 /// Becomes another launcher's own program.
-fn run_other_program(program: &OtherProgram) -> ExitCode {
-    let Err(source) = become_program(&program.path, &program.argv);
+fn run_other_program(program: &OtherProgram, facts: &Facts) -> ExitCode {
+    let mark = (other_launcher::HANDED_OVER.into(), "1".into());
+    let environment: Vec<_> = facts.environment().iter().cloned().chain([mark]).collect();
+    let Err(source) = become_program(&program.path, &program.argv, &environment);
     let error = LaunchError::Setup { what: "run the other launcher's own program", source };
     reporter::report_error(&error, None)
 }

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use super::error::CliError;
 use rankrun_core::facts::Facts;
 
+/// The other launcher's own program has it in its environment. It is a wrapper around rankrun if it hands over again.
+pub(crate) const HANDED_OVER: &str = "RANKRUN_HANDED_OVER";
+
 /// A launch of another launcher, as rankrun's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Translation {
