@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or '').split('.')[0] != 'accelerate':
         raise
-    sys.exit('error: `' + sys.executable + '` has no accelerate\n\nhint: `pip install accelerate`, or activate its environment')
+    sys.exit('error: `' + sys.executable + '` has no accelerate\\n\\nhint: `pip install accelerate`, or activate its environment')
 sys.argv[0] = 'accelerate'
 main()
 ";
