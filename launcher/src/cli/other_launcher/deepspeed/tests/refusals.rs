@@ -50,6 +50,11 @@ fn contradictions_name_both_options() {
             ("-i localhost:0 -e localhost:1 x.py", 1, &[&both("include", "exclude"), "drop one"]),
             ("-i localhost:0 --num_gpus 0 x.py", 1, &[&both("include", "num_gpus")]),
             ("-e localhost:0 --num_nodes 1 x.py", 1, &[&both("exclude", "num_nodes")]),
+            (
+                "--enable_each_rank_log /job/x.py x.py",
+                1,
+                &["`--enable_each_rank_log` is `/job/x.py`, which is a file"],
+            ),
             ("--module --no_python x", 1, &[&both("no_python", "module")]),
         ],
     );
