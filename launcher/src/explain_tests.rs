@@ -15,9 +15,29 @@ use rankrun_core::spec::CliFlavor;
 use rankrun_core::spec::SignalSpec;
 use rankrun_host::process::signal::HandledSignals;
 use rankrun_tools::explain::{
-    EndpointSummary, ExplainForm, ExplainRequest, Explanation, LaunchValue, Pending, SettingOrigin,
+    EndpointSummary, ExplainForm, ExplainRequest, Explanation, LaunchValue, Pending, ReadAs, SettingOrigin,
     StreamTarget, Style, Text, Variable, explain, render,
 };
+
+#[test]
+fn text_shows_what_another_launchers_line_was_read_as() {
+    let (mut question, facts) = question("rankrun explain --nproc-per-node 2 x.py", &[]);
+    let value = |value: &str| Some(Text(value.into()));
+    let environment = [("OLD", None), ("LOCAL_SIZE", value("2")), ("NAME", value("a b"))];
+    question.read_as = Some(ReadAs {
+        environment: environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        command: ["rankrun", "--nproc-per-node", "2", "x.py"].map(|word| Text(word.into())).to_vec(),
+    });
+    let explanation = of(&question, &facts);
+    let text = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();
+    let block = "  env -u OLD \\\n  LOCAL_SIZE=2 \\\n  NAME='a b' \\\n  rankrun --nproc-per-node 2 x.py\n";
+    assert!(text.contains(block), "{text}");
+    question.form = ExplainForm::Json;
+    let json: serde_json::Value =
+        serde_json::from_slice(&render(&explanation, &question, Style::Plain)).unwrap();
+    assert_eq!(json["read_as"]["environment"]["OLD"], serde_json::Value::Null);
+    assert_eq!(json["read_as"]["command"][1], "--nproc-per-node");
+}
 
 fn question(line: &str, environment: &[(&str, &str)]) -> (ExplainRequest, Facts) {
     question_in(FakeWorld::default(), line, environment)

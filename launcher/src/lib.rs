@@ -50,7 +50,7 @@ use rankrun_host::reporter::program::foreign_python;
 use rankrun_host::reporter::user_log::UserLog;
 use rankrun_host::system::gather_facts;
 use rankrun_host::{agent, process, reporter};
-use rankrun_tools::explain::{ExplainRequest, Style};
+use rankrun_tools::explain::{ExplainRequest, ReadAs, Style};
 use rankrun_tools::inspect::InspectRequest;
 use rankrun_tools::shim::ShimRequest;
 use rankrun_tools::{control, explain, inspect, litter, shim};
@@ -74,16 +74,17 @@ pub fn main() -> ExitCode {
     let is_unprepared = is_attach || other_launcher::is_for_other_program(&argv);
     let startup = if is_unprepared { Startup::unprepared() } else { Startup::prepare() };
     let mut facts = gather_facts(wait_announcer(&argv));
-    let remarks = match other_launcher::translate(&argv, &facts) {
-        Ok(None) => Vec::new(),
+    let (read_as, remarks) = match other_launcher::translate(&argv, &facts) {
+        Ok(None) => (None, Vec::new()),
         Ok(Some(OtherCommand::Launch(translation))) => {
+            let read_as = translation.read_as(&argv);
             facts.change_environment(&translation.environment);
             argv.splice(1.., translation.words);
-            translation.remarks
+            (Some(read_as), translation.remarks)
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
-        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program),
-        Err(error) => return report_refusal(&error, &facts, None),
+        Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, &facts),
+        Err(error) => return report_refusal((&error, None), &facts, None),
     };
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(mut launch)) => {
@@ -91,7 +92,11 @@ pub fn main() -> ExitCode {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
             run_launch(*launch, &facts, foreign_python, startup)
         }
-        Ok(Command::Explain(question)) => run_explain(&question, &facts),
+        Ok(Command::Explain(mut question)) => {
+            question.notices.splice(..0, remarks.into_iter().map(Notice::OfOtherLauncher));
+            question.read_as = read_as;
+            run_explain(&question, &facts)
+        }
         Ok(Command::Inspect(question)) => run_inspect(&question, &facts),
         Ok(Command::Gc(request)) => run_gc(&request, &argv[0], &facts),
         Ok(Command::Attach(attach)) => run_attached(&attach, &facts),
@@ -101,21 +106,30 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
-            report_refusal(&error, &facts, parent_file.map(Path::new))
+            report_refusal((&error, read_as.as_ref()), &facts, parent_file.map(Path::new))
         }
     }
 }
 
 /// Becomes another launcher's own program.
-fn run_other_program(program: &OtherProgram) -> ExitCode {
-    let Err(source) = become_program(&program.path, &program.argv);
+fn run_other_program(program: &OtherProgram, facts: &Facts) -> ExitCode {
+    let mark = (other_launcher::HANDED_OVER.into(), "1".into());
+    let environment: Vec<_> = facts.environment().iter().cloned().chain([mark]).collect();
+    let Err(source) = become_program(&program.path, &program.argv, &environment);
     let error = LaunchError::Setup { what: "run the other launcher's own program", source };
     reporter::report_error(&error, None)
 }
 
 /// Refuses the command line. Under a shim the hint is how to start PyTorch's own launcher, if that has the feature.
-fn report_refusal(error: &CliError, facts: &Facts, parent_file: Option<&Path>) -> ExitCode {
+fn report_refusal(
+    (error, read_as): (&CliError, Option<&ReadAs>),
+    facts: &Facts,
+    parent_file: Option<&Path>,
+) -> ExitCode {
     let mut text = error.render();
+    if let Some(read_as) = read_as.filter(|read_as| read_as.explains(&text)) {
+        text.push_str(&format!("note: the command line was read as `{}`\n", read_as.command_line()));
+    }
     if facts.calling_python().is_some() && error.is_not_supported() {
         text.push_str(shim::BYPASS_HINT);
         text.push('\n');

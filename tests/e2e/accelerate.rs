@@ -184,6 +184,21 @@ fn other_command_runs_own_program_untouched() {
 }
 
 #[test]
+fn wrapper_around_rankrun_is_refused_at_second_hand_over() {
+    if !is_rankrun() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let folder = scratch.folder("wrapper", 0o755);
+    let rankrun = fixture("launcher-under-test");
+    let wrapper = format!("#!/bin/sh\nexec {} accelerate \"$@\"\n", rankrun.display());
+    let _ = scratch.file("wrapper/accelerate", &wrapper, 0o755);
+    let path = format!("{folder}:/usr/bin:/bin");
+    let outcome = Launch::new(Name::Rankrun).args(["accelerate", "env"]).env("PATH", path).run();
+    outcome.expect_exit_code(1).expect_stderr("the `accelerate` of PATH is a wrapper around rankrun");
+}
+
+#[test]
 fn missing_own_program_is_an_error_with_the_way_out() {
     if !is_rankrun() {
         return;

@@ -31,7 +31,7 @@ const CORES: Expected = Expected::new("`all` or a list of CPUs such as `0-3,8`",
 const PROBE_LIMIT: Expected = Expected::new("a number of seconds from 0.1 up", "30");
 
 /// The largest number of processes on Linux (`PID_MAX_LIMIT`).
-const MAX_WORKERS: i128 = 4_194_304;
+pub(super) const MAX_WORKERS: i128 = 4_194_304;
 /// In seconds. Less is too short for any driver.
 const MIN_PROBE_TIMEOUT: f64 = 0.1;
 /// Longer than a user waits for a driver, and short enough to be added to any instant.

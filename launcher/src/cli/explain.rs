@@ -98,6 +98,7 @@ pub(super) fn interpret(
             spec: launch.spec,
             notices: launch.notices,
             origins: origins_of(&settings),
+            read_as: None,
         })))
     })
 }

@@ -12,6 +12,10 @@ use std::path::{Path, PathBuf};
 
 use super::error::CliError;
 use rankrun_core::facts::Facts;
+use rankrun_tools::explain::{ReadAs, Text};
+
+/// The other launcher's own program has it in its environment. It is a wrapper around rankrun if it hands over again.
+pub(crate) const HANDED_OVER: &str = "RANKRUN_HANDED_OVER";
 
 /// A launch of another launcher, as rankrun's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -22,6 +26,23 @@ pub(crate) struct Translation {
     pub(crate) words: Vec<OsString>,
     /// What has no equivalent: a sentence each, without a full stop.
     pub(crate) remarks: Vec<String>,
+}
+
+impl Translation {
+    /// The launch alone, without the words of `explain`, which stand in front as in the command line.
+    pub(crate) fn read_as(&self, argv: &[OsString]) -> ReadAs {
+        let typed = argv.split_first().filter(|(argv0, _)| called_as(argv0).is_none());
+        let start = typed.map_or(0, |(_, words)| explain_words(words));
+        let words = self.words.iter().skip(start).cloned();
+        ReadAs {
+            environment: self
+                .environment
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone().map(Text)))
+                .collect(),
+            command: [OsString::from("rankrun")].into_iter().chain(words).map(Text).collect(),
+        }
+    }
 }
 
 /// A command line of another launcher.
@@ -149,6 +170,16 @@ impl OtherLauncher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn translation_is_read_as_launch_without_explain() {
+        let words = ["explain", "--json", "--nproc-per-node", "2", "x y.py"].map(OsString::from);
+        let translation = Translation { words: words.to_vec(), ..Translation::default() };
+        let argv = ["rankrun", "explain", "--json", "deepspeed", "x y.py"].map(OsString::from);
+        let read_as = translation.read_as(&argv);
+        assert_eq!(read_as.command_line(), "rankrun --nproc-per-node 2 'x y.py'");
+        assert!(read_as.explains("hint: `--nproc-per-node 1`") && !read_as.explains("`--devices` is `a`"));
+    }
 
     #[test]
     fn options_of_explain_stand_before_launcher() {

@@ -7,6 +7,7 @@ use strsim::osa_distance;
 use super::help;
 use super::nesting::is_inside_worker;
 use super::option::{LaunchOption, find_option, long_names, options};
+use super::other_launcher::HANDED_OVER;
 use super::subcommand::{self, options_of};
 use clap::{Arg, Command};
 use rankrun_core::facts::Facts;
@@ -23,7 +24,7 @@ const TORCH_PREFIX: &str = "PET_";
 /// Variables that users set and no option has.
 const FOR_USERS: [&str; 4] = [BACKEND, KEEP, NCCL_LIBRARY, SWITCH];
 /// Variables that the launcher sets, for workers and for itself.
-const FOR_WORKERS: [&str; 5] = [DEVICE, GENERATION, JOB, NESTING, ROUND];
+const FOR_WORKERS: [&str; 6] = [DEVICE, GENERATION, HANDED_OVER, JOB, NESTING, ROUND];
 /// Variables of this project's own tests and benches.
 const FOR_TESTS: [&str; 5] =
     ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];

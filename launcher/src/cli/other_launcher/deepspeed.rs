@@ -15,6 +15,7 @@ mod hosts;
 mod tests;
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use super::{OtherCommand, Translation};
 use crate::cli::error::{CliError, SettingError};
@@ -37,6 +38,7 @@ pub(super) fn translate(words: &[OsString], facts: &Facts) -> Result<OtherComman
 
 fn launch(args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> {
     refuse_unsupported(args)?;
+    refuse_log_file(args, facts)?;
     let mut launch = Translation::default();
     let changes = variables_before(facts)?;
     let mut inherited = facts.environment().to_vec();
@@ -108,11 +110,25 @@ fn master_words(args: &DeepspeedArgs, has_hostfile: bool) -> Vec<OsString> {
     ["--master-addr", given.unwrap_or(LOOPBACK), "--master-port", &port].map(OsString::from).to_vec()
 }
 
+/// `None` is the real tool's word for no folder.
+fn log_folder(args: &DeepspeedArgs) -> Option<&str> {
+    args.enable_each_rank_log.as_deref().filter(|folder| !matches!(*folder, "" | "None"))
+}
+
+/// The launch would name an option of rankrun.
+fn refuse_log_file(args: &DeepspeedArgs, facts: &Facts) -> Result<(), CliError> {
+    match log_folder(args).filter(|folder| facts.is_file(Path::new(folder))) {
+        Some(file) => {
+            let hint = "name a folder; it is made if it is missing";
+            Err(SettingError::of_value(option("enable_each_rank_log"), file, "which is a file", hint).into())
+        }
+        None => Ok(()),
+    }
+}
+
 fn output_words(args: &DeepspeedArgs) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
-    // `None` is the real tool's word for no folder.
-    let folder = args.enable_each_rank_log.as_deref().filter(|folder| !matches!(*folder, "" | "None"));
-    if let Some(folder) = folder {
+    if let Some(folder) = log_folder(args) {
         words.extend(["--redirects", "3", "--log-dir", folder].map(OsString::from));
     }
     match args.log_level.as_deref() {

@@ -57,6 +57,9 @@ pub(in crate::cli) fn interpret(
     (argv0, words): (&OsStr, &[OsString]),
     facts: &Facts,
 ) -> Result<Command, CliError> {
+    // The whole command of accelerate that has a help here.
+    let is_about_launch = name == "help" && words[1..] == ["accelerate", "launch"];
+    let words = if is_about_launch { &words[..2] } else { words };
     // Also behind a mistake.
     let help = words.iter().find(|word| *word == "-h" || *word == "--help");
     if let Some(help) = help.filter(|_| !["run", "explain", "convert"].contains(&name)) {

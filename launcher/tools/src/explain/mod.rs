@@ -37,7 +37,7 @@ use rankrun_core::worker_command::GenerationContext;
 use rankrun_host::error::LaunchError;
 use rankrun_host::logs::tree::Attempt;
 use rankrun_host::process::signal::HandledSignals;
-pub use request::{ExplainForm, ExplainRequest, KnownOption, Origins};
+pub use request::{ExplainForm, ExplainRequest, KnownOption, Origins, ReadAs};
 use settings::SettingOrigins;
 pub use settings::{SettingLine, SettingOrigin};
 use text::ShownSettings;
@@ -53,6 +53,9 @@ pub struct Explanation {
     pub version: u32,
     /// The name of the command with the rules in force: `rankrun` or `torchrun`.
     pub name: &'static str,
+    /// The command line as rankrun read it, where it was another launcher's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_as: Option<ReadAs>,
     /// The working directory of the workers.
     pub working_folder: Text,
     /// The settings of the launch, with the source of each.
@@ -290,6 +293,7 @@ pub fn explain(
             CliFlavor::Rankrun => "rankrun",
             CliFlavor::Torchrun => "torchrun",
         },
+        read_as: request.read_as.clone(),
         working_folder: Text(facts.working_folder().into_os_string()),
         settings: sources.settings(),
         run_id: plan.value(RUN_ID, OsStr::new(&run_id.0)),

@@ -1,10 +1,15 @@
 //! The question of `rankrun explain`: a launch, and where each of its settings was set. Pure.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+
+use serde::Serialize;
 
 use rankrun_contract::rank::LocalRank;
 
+use super::Text;
 use rankrun_core::notice::Notice;
+use rankrun_core::shell::quote::for_people;
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::spec::setting::{Origin, Setting};
 
@@ -19,6 +24,32 @@ pub struct ExplainRequest {
     pub origins: Origins,
     /// The form of the answer.
     pub form: ExplainForm,
+    /// For a command line of another launcher.
+    pub read_as: Option<ReadAs>,
+}
+
+/// The command line of rankrun that another launcher's was translated into.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReadAs {
+    /// The variables that it sets, or removes where there is no value.
+    pub environment: BTreeMap<String, Option<Text>>,
+    /// The words, from `rankrun` on.
+    pub command: Vec<Text>,
+}
+
+impl ReadAs {
+    /// The words, as a shell reads them.
+    #[must_use]
+    pub fn command_line(&self) -> String {
+        self.command.iter().map(|word| for_people(&word.0)).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Whether the text names an option that the user did not type.
+    #[must_use]
+    pub fn explains(&self, text: &str) -> bool {
+        let names = self.command.iter().filter_map(|word| word.0.to_str()?.split('=').next());
+        names.filter(|name| name.len() > 2 && name.starts_with("--")).any(|name| text.contains(name))
+    }
 }
 
 /// The form of an explanation.

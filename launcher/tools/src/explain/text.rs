@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    Explanation, LaunchValue, ListenPorts, NodesSection, Pending, SettingLine, SettingOrigin, Store,
+    Explanation, LaunchValue, ListenPorts, NodesSection, Pending, ReadAs, SettingLine, SettingOrigin, Store,
     StreamTarget, Text, Variable, WorkerPlan,
 };
 use rankrun_core::device::affinity::format_ranges;
@@ -32,6 +32,17 @@ pub(super) enum ShownSettings {
 const MAX_VALUE_WIDTH: usize = 44;
 const EXTERNAL_WORKER: &str = "the terminal that starts it";
 
+/// One command for a shell; each variable has a line.
+fn read_as_lines(read_as: &ReadAs) -> String {
+    let removed = read_as.environment.iter().filter(|(_, value)| value.is_none());
+    let removed: Vec<String> = removed.map(|(name, _)| format!("-u {name}")).collect();
+    let env = (!removed.is_empty()).then(|| format!("env {}", removed.join(" ")));
+    let set = read_as.environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    let set = set.map(|(name, value)| format!("{name}={}", for_people(&value.0)));
+    let lines: Vec<String> = env.into_iter().chain(set).chain([read_as.command_line()]).collect();
+    format!("  {}\n", lines.join(" \\\n  "))
+}
+
 /// The whole text, each line ended.
 pub(super) fn render(explanation: &Explanation, style: Style, shown_settings: ShownSettings) -> String {
     let mut page = TextPage { style, text: String::new() };
@@ -41,6 +52,10 @@ pub(super) fn render(explanation: &Explanation, style: Style, shown_settings: Sh
     page.heading(&format!("{name} would start {workers} on this node; nothing was started"));
     for warning in &explanation.warnings {
         page.warning(warning);
+    }
+    if let Some(read_as) = &explanation.read_as {
+        page.section("read as");
+        page.text.push_str(&read_as_lines(read_as));
     }
     let is_shown = |setting: &&SettingLine| {
         shown_settings == ShownSettings::All

@@ -22,6 +22,8 @@ pub(super) struct ConfigFile {
     pub(super) path: String,
     /// The options that the file has a key for.
     pub(super) args: AccelerateArgs,
+    /// Where its keys stand.
+    pub(super) origins: BTreeMap<String, Origin>,
     pub(super) kind: Option<TrainingKind>,
     pub(super) use_cpu: bool,
     /// The values for the rows of `variable_option`.
@@ -88,7 +90,9 @@ pub(super) fn read(path: &Path, facts: &Facts) -> Result<ConfigFile, CliError> {
 }
 
 fn not_yaml(path: &str, error: &DocumentError) -> CliError {
-    let hint = if error.is_about_tab() {
+    let hint = if error.is_about_alias() {
+        "write the value there again: rankrun reads no aliases"
+    } else if error.is_about_tab() {
         "indent with spaces: YAML does not allow tabs there"
     } else {
         "correct this line: the file is YAML, `key: value` on each line"

@@ -6,6 +6,7 @@ use super::python_value::PythonValue;
 
 /// Deeper files are refused: no key of accelerate is below the second level.
 const MAX_DEPTH: usize = 16;
+const ALIAS: &str = "an alias (`*name`) is not supported";
 
 /// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +38,10 @@ impl From<ScanError> for DocumentError {
 }
 
 impl DocumentError {
+    pub(super) fn is_about_alias(&self) -> bool {
+        self.problem == ALIAS
+    }
+
     pub(super) fn is_about_tab(&self) -> bool {
         self.problem.contains("tab")
     }
@@ -101,7 +106,7 @@ impl<'a> DocumentReader<'a> {
             }
             Event::SequenceStart(..) => Content::List(self.list(depth)?),
             Event::MappingStart(..) => Content::Map(self.map(depth)?),
-            Event::Alias(_) => return Err(error(span, "aliases (`*name`) are not supported")),
+            Event::Alias(_) => return Err(error(span, ALIAS)),
             _ => return Err(error(span, "a value is missing")),
         };
         Ok(Node { line: span.start.line(), content })

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::python_value::PythonValue;
 use super::settings::AccelerateSettings;
 use super::variable_option::{Group, ROWS};
+use crate::cli::other_launcher::HANDED_OVER;
 use crate::cli::python_text::parse_int;
 use rankrun_core::facts::Facts;
 
@@ -21,9 +22,29 @@ const VISIBILITY: [&str; 8] = [
     "NEURON_RT_VISIBLE_CORES",
 ];
 
+/// torchrun's variables for options that accelerate has; it gives torchrun a value of its own for each.
+const OF_TORCHRUN: [&str; 13] = [
+    "PET_NPROC_PER_NODE",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_CONF",
+    "PET_MAX_RESTARTS",
+    "PET_MONITOR_INTERVAL",
+    "PET_ROLE",
+    "PET_TEE",
+    "PET_LOG_DIR",
+];
+
 /// The changes of the launcher's environment, in the order in which accelerate makes them.
 pub(super) fn changes(settings: &AccelerateSettings, facts: &Facts) -> Vec<(String, Option<OsString>)> {
     let mut changes = Changes { settings, list: Vec::new() };
+    for name in OF_TORCHRUN.into_iter().chain([HANDED_OVER]).filter(|name| facts.variable(name).is_some()) {
+        changes.remove(name);
+    }
     changes.add_processes(facts);
     for group in [Group::Fp8, Group::Dynamo, Group::Fsdp, Group::MegatronLm, Group::DeepSpeed] {
         changes.add_group(group);

@@ -7,7 +7,7 @@ use super::args::{AccelerateArgs, TypedLine};
 use super::config_file::ConfigFile;
 use super::python_value::PythonValue;
 use super::variable_option::{Group, ROWS};
-use crate::cli::error::CliError;
+use crate::cli::error::{CliError, Origin, SettingError};
 
 /// What the program trains with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub(super) struct AccelerateSettings {
     pub(super) uses_cpu: bool,
     variables: BTreeMap<&'static str, PythonValue>,
     pub(super) further_fp8: Vec<(String, String)>,
+    /// Where settings of the file stand that no option has replaced.
+    origins: BTreeMap<String, Origin>,
     /// The keys of the file that the program compares with DeepSpeed's own file.
     pub(super) deepspeed_fields: Vec<String>,
 }
@@ -49,6 +51,13 @@ impl AccelerateSettings {
             deepspeed_fields.push("mixed_precision".to_owned());
         }
         let kind = typed_kind.or(file.kind).unwrap_or(TrainingKind::Plain);
+        let typed = [
+            ("gpu_ids", line.args.gpu_ids.is_some()),
+            ("machine_rank", line.args.machine_rank.is_some()),
+            ("main_process_port", line.args.main_process_port.is_some()),
+        ];
+        let mut origins = file.origins;
+        origins.retain(|key, _| !typed.contains(&(key, true)));
         let mut args = merge_args(line.args.clone(), file.args);
         args.use_parallelism_config |= typed_kind.is_none() && file.has_parallelism;
         if has_file && kind != TrainingKind::Plain && args.num_processes.is_none() {
@@ -67,6 +76,7 @@ impl AccelerateSettings {
             uses_cpu,
             variables: file.variables.into_iter().chain(line.variables.clone()).collect(),
             further_fp8: file.further_fp8,
+            origins,
             deepspeed_fields,
         };
         settings.check_machines()?;
@@ -112,6 +122,11 @@ impl AccelerateSettings {
         self.variables.get(name).cloned().or_else(default).unwrap_or(PythonValue::None)
     }
 
+    /// The option, or the key of the file.
+    fn origin(&self, name: &'static str) -> Origin {
+        self.origins.get(name).cloned().unwrap_or(Origin::Option(name))
+    }
+
     fn check_machines(&self) -> Result<(), CliError> {
         if self.machines() == 1 {
             return Ok(());
@@ -137,8 +152,9 @@ impl AccelerateSettings {
         }
         if self.args.machine_rank.is_some_and(|rank| rank >= self.machines()) {
             let rank = self.args.machine_rank.unwrap_or_default();
-            let message = format!("`--machine_rank` is {rank}, but the job has {} machines", self.machines());
-            return Err(CliError::refused(message, "ranks count from 0, below `--num_machines`"));
+            let problem = format!("but the job has {} machines", self.machines());
+            let hint = "ranks count from 0, below the number of machines";
+            return Err(SettingError::of_value(self.origin("machine_rank"), rank, problem, hint).into());
         }
         if self.args.main_process_ip.is_none() {
             let message = format!("the job has {} machines, and no address of the first", self.machines());
@@ -149,10 +165,8 @@ impl AccelerateSettings {
         }
         if self.args.main_process_port == Some(0) {
             let hint = "give the same free port on each machine, as in `--main_process_port 29500`";
-            return Err(CliError::refused(
-                "`--main_process_port` is 0, which only one machine can choose by itself",
-                hint,
-            ));
+            let problem = "which only one machine can choose by itself";
+            return Err(SettingError::of_value(self.origin("main_process_port"), 0, problem, hint).into());
         }
         Ok(())
     }
@@ -161,16 +175,21 @@ impl AccelerateSettings {
         let Some(ids) = self.args.gpu_ids.as_deref().filter(|ids| *ids != "all") else { return Ok(()) };
         let ids: Vec<&str> = ids.split(',').map(str::trim).collect();
         if let Some(id) = ids.iter().find(|id| id.is_empty() || id.starts_with('-')) {
-            let message = format!("`--gpu_ids` has `{id}`, which is not the number of a device");
-            return Err(CliError::refused(message, "give a list such as `--gpu_ids 0,1`, or `all`"));
+            let problem = format!("has `{id}`, which is not the number of a device");
+            let hint = "give a list such as `0,1`, or `all`";
+            return Err(SettingError::of_origin(self.origin("gpu_ids"), problem, hint).into());
         }
         if ids.len() == 1
             && self.kind == TrainingKind::MultiDevice
             && !self.is_simple()
             && self.machines() == 1
         {
-            let message = format!("`--gpu_ids` has one device, {}, and several are to be trained on", ids[0]);
-            return Err(CliError::refused(message, "name two devices or more, or leave `--multi_gpu` out"));
+            let problem = format!("has one device, {}, and several are to be trained on", ids[0]);
+            let hint = match self.origin("gpu_ids") {
+                Origin::File(_) => "name two devices or more, or write `distributed_type: NO`",
+                _ => "name two devices or more, or leave `--multi_gpu` out",
+            };
+            return Err(SettingError::of_origin(self.origin("gpu_ids"), problem, hint).into());
         }
         Ok(())
     }

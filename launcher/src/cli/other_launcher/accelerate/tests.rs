@@ -180,6 +180,14 @@ fn inherited_visibility_is_removed_for_chosen_devices() {
 }
 
 #[test]
+fn variables_of_torchrun_act_for_options_that_accelerate_lacks() {
+    let inherited = [("PET_NPROC_PER_NODE", "4"), ("PET_REDIRECTS", "3"), ("PET_TEE", "3")];
+    let translation = translate_in(FakeWorld::default(), "--multi_gpu x.py", &inherited).unwrap();
+    let removed = translation.environment.into_iter().filter(|(_, value)| value.is_none());
+    assert_eq!(removed.map(|(name, _)| name).collect::<Vec<_>>(), ["PET_NPROC_PER_NODE", "PET_TEE"]);
+}
+
+#[test]
 fn combination_that_cannot_be_is_refused() {
     for (line, code, message) in [
         ("--cpu --multi_gpu x.py", 1, "`--cpu` and `--multi_gpu` exclude each other"),
@@ -192,12 +200,12 @@ fn combination_that_cannot_be_is_refused() {
         ("-m --no_python x", 1, "`--module` and `--no_python` exclude each other"),
         ("--use_parallelism_config x.py", 1, "`--use_parallelism_config` needs `--use_fsdp`"),
         ("--num_machines 2 x.py", 1, "the job has 2 machines, and this one has no rank"),
-        ("--num_machines 2 --machine_rank 2 x.py", 1, "`--machine_rank` is 2, but the job has 2 machines"),
+        ("--num_machines 2 --machine_rank 2 x.py", 1, "`--machine_rank` is `2`, but the job has 2 machines"),
         ("--num_machines 2 --machine_rank 0 x.py", 1, "the job has 2 machines, and no address of the first"),
         (
             "--num_machines 2 --machine_rank 0 --main_process_ip a --main_process_port 0 x.py",
             1,
-            "`--main_process_port` is 0, which only one machine can choose by itself",
+            "`--main_process_port` is `0`, which only one machine can choose by itself",
         ),
         (
             "--num_machines 2 --machine_rank 0 --main_process_ip a --use_deepspeed x.py",
@@ -267,6 +275,30 @@ fn file_fills_what_command_line_leaves_open() {
 }
 
 #[test]
+fn setting_of_file_that_cannot_be_names_its_line() {
+    for (text, line, message) in [
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 2\ngpu_ids: 0\n",
+            "x.py",
+            "`c.yaml`, line 3: `gpu_ids` has one device, 0, and several are to be trained on",
+        ),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_machines: 2\nmachine_rank: 3\n",
+            "x.py",
+            "`c.yaml`, line 4: `machine_rank` is `3`, but the job has 2 machines",
+        ),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_machines: 2\nmachine_rank: 3\n",
+            "--machine_rank 4 x.py",
+            "`--machine_rank` is `4`, but the job has 2 machines",
+        ),
+    ] {
+        let world = FakeWorld::default().file("/job/c.yaml", text.as_bytes());
+        assert_eq!(refusal(world, &format!("--config_file c.yaml {line}")), (1, message.to_owned()));
+    }
+}
+
+#[test]
 fn file_of_one_process_or_of_cpus_is_followed() {
     let single = with_file("distributed_type: 'NO'\n", "x.py");
     assert_eq!(words(&single), "--nproc-per-node 1 --distributed auto x.py");
@@ -329,14 +361,36 @@ fn other_command_becomes_own_program_of_accelerate() {
     };
     let real = FakeWorld::default().program("/b/accelerate");
     assert_eq!(run(real.clone(), "/a:/b"), "/b/accelerate accelerate config --help");
-    // The first is this binary; an `accelerate` in front of it may be another rankrun.
     let own = real.link("/proc/self/exe", "/opt/rankrun").link("/c/accelerate", "/opt/rankrun");
     assert_eq!(run(own.clone(), "/c:/b"), "/b/accelerate accelerate config --help");
-    let module = "/b/python -m accelerate.commands.accelerate_cli config --help";
-    assert_eq!(run(own.program("/b/python"), "/b:/c"), format!("/b/python {module}"));
+    assert_eq!(run(own.clone(), "/b:/c"), "/b/accelerate accelerate config --help");
+    let module = run(own.program("/c/python"), "/c");
+    assert!(
+        module.starts_with("/c/python /c/python -c import sys\n") && module.ends_with("config --help"),
+        "{module}"
+    );
     let facts = FakeWorld::default().facts(&[("PATH", "/a")]);
     let error = translate(false, &words, &facts).unwrap_err();
     assert!(error.to_string().starts_with("`accelerate config` is a command of accelerate's own program"));
+}
+
+#[test]
+fn second_hand_over_is_refused_and_launch_removes_the_mark() {
+    let world = FakeWorld::default().program("/b/accelerate").program("/b/python");
+    let environment = [("PATH", "/b"), ("RANKRUN_HANDED_OVER", "1")];
+    let facts = world.clone().facts(&environment);
+    let error = translate(false, &["env".into()], &facts).unwrap_err();
+    assert!(error.to_string().starts_with("the `accelerate` of PATH is a wrapper around rankrun"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("accelerate_cli env")));
+    let launch = translate_in(world, "x.py", &environment).unwrap();
+    assert!(launch.environment.contains(&("RANKRUN_HANDED_OVER".to_owned(), None)));
+}
+
+#[test]
+fn misspelt_launch_is_named() {
+    let facts = FakeWorld::default().program("/b/accelerate").facts(&[("PATH", "/b")]);
+    let error = translate(false, &["lanch".into(), "x.py".into()], &facts).unwrap_err();
+    assert_eq!((error.exit_code(), error.hint().as_deref()), (2, Some("did you mean `launch`?")));
 }
 
 #[test]

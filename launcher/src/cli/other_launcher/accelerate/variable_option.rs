@@ -130,6 +130,30 @@ impl VariableOption {
         }
     }
 
+    /// What a value of the file should be, where it is none of the option's.
+    pub(super) fn expected_instead_of(&self, value: &PythonValue) -> Option<String> {
+        let text = value.to_string();
+        let result = match (self.values, value) {
+            (_, PythonValue::None) | (Values::Text | Values::NotEmpty, _) => return None,
+            // DeepSpeed's word for a value that the program fills in.
+            (_, PythonValue::Text(word)) if self.group == Group::DeepSpeed && word == "auto" => return None,
+            (Values::Int, _) => parse_integer(&text).err(),
+            (Values::Float, _) => parse_float_value(&text).err(),
+            (Values::Flag | Values::Bit, _) => parse_bit(&text).err(),
+            (Values::ThreeBits, PythonValue::List(bits)) => {
+                parse_bits(&bits.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")).err()
+            }
+            (Values::ThreeBits, _) => parse_bits(&text).err(),
+            // A `no` without quotes is false.
+            (Values::Choice(choices), PythonValue::Bool(false)) => parse_choice("no", choices).err(),
+            (Values::Choice(choices), _) => {
+                let choice = choices.iter().find(|choice| choice.eq_ignore_ascii_case(&text));
+                parse_choice(choice.map_or(text.as_str(), |choice| *choice), choices).err()
+            }
+        };
+        result.map(|WrongValue(expected)| expected)
+    }
+
     pub(super) const fn is_flag(&self) -> bool {
         matches!(self.values, Values::Flag)
     }

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
 
+use crate::cli::device_request::MAX_WORKERS;
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
 use crate::cli::help::at_width;
 use crate::cli::normalise::{Refusal, normalise};
@@ -147,7 +148,13 @@ pub(super) enum Parsed {
 /// # Errors
 /// What argparse calls a usage error.
 pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
-    let usage = |error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error };
+    let usage = |error: UsageError| match error {
+        UsageError::MissingEntrypoint { taken: None, .. } => CliError::OtherUsage {
+            message: error.to_string(),
+            hint: "name the script behind the options, as in `deepspeed --num_gpus 2 train.py`".to_owned(),
+        },
+        error => CliError::Usage { cli_flavor: CliFlavor::Rankrun, error },
+    };
     let normalised =
         normalise(words, &COMMAND).map_err(|Refusal { error, .. }| usage(with_own_hint(error)))?;
     let matches = match COMMAND.clone().try_get_matches_from(&normalised) {
@@ -203,9 +210,13 @@ impl DeepspeedArgs {
     }
 
     /// The same as a number of devices. 0 and less are as if it was not given.
-    pub(super) fn first_devices(&self) -> Option<u32> {
-        let count = self.device_count().filter(|count| *count > 0)?;
-        Some(u32::try_from(count).unwrap_or(u32::MAX))
+    ///
+    /// # Errors
+    /// No launch has so many workers.
+    pub(super) fn first_devices(&self) -> Result<Option<u32>, CliError> {
+        let Some(count) = self.device_count().filter(|count| *count > 0) else { return Ok(None) };
+        let name = if self.num_accelerators.is_some() { "num_accelerators" } else { "num_gpus" };
+        worker_limit(count, option(name)).map(Some)
     }
 
     /// The options that only a start on other machines needs.
@@ -221,6 +232,13 @@ impl DeepspeedArgs {
         ];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
     }
+}
+
+/// The number, unless no launch has so many workers.
+pub(super) fn worker_limit(count: i128, origin: Origin) -> Result<u32, CliError> {
+    let problem = format!("and a launch has at most {MAX_WORKERS} workers");
+    let error = || SettingError::of_value(origin, count, problem, "give a smaller number").into();
+    u32::try_from(count).ok().filter(|_| count <= MAX_WORKERS).ok_or_else(error)
 }
 
 /// An option of this command.

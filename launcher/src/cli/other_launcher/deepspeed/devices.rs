@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use super::args::option;
+use super::args::{option, worker_limit};
 use super::hosts::{DeepspeedHost, DeviceFilter, nothing_left};
 use crate::cli::error::{CliError, Origin, SettingError};
 use rankrun_core::device::DeviceType;
@@ -199,7 +199,7 @@ impl DeviceSource<'_> {
     fn cpu_share_count(&self) -> Result<u32, CliError> {
         if let Some(text) = self.variable("LOCAL_SIZE") {
             let text = text.to_string_lossy();
-            let count: i64 = text.trim().parse().map_err(|_| {
+            let count: i128 = text.trim().parse().map_err(|_| {
                 let origin = Origin::Variable("LOCAL_SIZE".to_owned());
                 SettingError::of_value(
                     origin,
@@ -209,7 +209,7 @@ impl DeviceSource<'_> {
                 )
             })?;
             if count > 0 {
-                return Ok(u32::try_from(count).unwrap_or(u32::MAX));
+                return worker_limit(count, Origin::Variable("LOCAL_SIZE".to_owned()));
             }
         }
         Ok(numa_node_count(self.facts))

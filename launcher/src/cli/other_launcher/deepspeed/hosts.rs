@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::args::{DeepspeedArgs, option};
+use crate::cli::device_request::MAX_WORKERS;
 use crate::cli::error::{CliError, SettingError};
 use rankrun_core::facts::Facts;
 
@@ -71,7 +72,7 @@ pub(super) fn find_local_host(
     match &filter {
         Some(filter) => filter.apply(&mut hosts, facts)?,
         None => {
-            let first = args.first_devices().map_or(DeviceFilter::All, DeviceFilter::First);
+            let first = args.first_devices()?.map_or(DeviceFilter::All, DeviceFilter::First);
             hosts.iter_mut().for_each(|host| host.filter = first.clone());
         }
     }
@@ -186,6 +187,11 @@ fn read_hostfile(path: &Path, facts: &Facts) -> Result<Vec<DeepspeedHost>, CliEr
         let (name, slots) = parse_host(line).ok_or_else(|| refused(format!("has the line `{line}`")))?;
         if hosts.iter().any(|host| host.name == name) {
             return Err(refused(format!("names the host `{name}` twice")));
+        }
+        if i128::from(slots) > MAX_WORKERS {
+            return Err(refused(format!(
+                "has the line `{line}`, and a launch has at most {MAX_WORKERS} workers"
+            )));
         }
         hosts.push(DeepspeedHost { name: name.to_owned(), slots: Some(slots), filter: DeviceFilter::All });
     }

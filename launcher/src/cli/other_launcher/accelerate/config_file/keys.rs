@@ -65,7 +65,10 @@ pub(super) fn read_entries(path: &str, entries: &[(String, Node)]) -> Result<Con
         match key.as_str() {
             "fp16" => is_half_precision = field.flag()?,
             key if TPU_KEYS.contains(&key) => field.must_be_off()?,
-            key if PLAIN_KEYS.contains(&key) => file.read_plain_key(key, &field)?,
+            key if PLAIN_KEYS.contains(&key) => {
+                file.origins.insert(key.to_owned(), field.place.origin());
+                file.read_plain_key(key, &field)?;
+            }
             key => match NESTED_KEYS.iter().find(|(name, _)| *name == key) {
                 Some((_, group)) => file.read_group(*group, &field)?,
                 None => return Err(field.unknown()),
@@ -141,18 +144,26 @@ impl ConfigFile {
             if group == Group::DeepSpeed {
                 self.deepspeed_keys.push(key.clone());
             }
-            self.keep(group, key, (&inner, value));
+            self.keep(group, key, (&inner, value))?;
         }
         Ok(())
     }
 
-    fn keep(&mut self, group: Group, key: &str, (field, value): (&Field<'_>, PythonValue)) {
+    fn keep(
+        &mut self,
+        group: Group,
+        key: &str,
+        (field, value): (&Field<'_>, PythonValue),
+    ) -> Result<(), CliError> {
         let option = match group.added_prefix() {
             Some(prefix) if !key.starts_with(prefix.trim_end_matches('_')) => format!("{prefix}{key}"),
             _ => key.to_owned(),
         };
         match find_row(&option) {
             Some(row) => {
+                if let Some(expected) = row.expected_instead_of(&value) {
+                    return Err(field.wrong(&expected));
+                }
                 self.variables.insert(row.name, value);
             }
             None if group == Group::Fp8 => {
@@ -169,6 +180,7 @@ impl ConfigFile {
                 ));
             }
         }
+        Ok(())
     }
 }
 

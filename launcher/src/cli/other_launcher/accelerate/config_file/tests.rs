@@ -65,6 +65,26 @@ const MISTAKES: &[(&str, &str, &str)] = &[
         "`c.yaml`, line 2: `fsdp_config.fsdp_version` is `a group of keys`",
         "give `fsdp_config.fsdp_version` a word",
     ),
+    (
+        "fsdp_config:\n  fsdp_version: banana\n",
+        "`c.yaml`, line 2: `fsdp_config.fsdp_version` is `banana`, which is not one of 1, 2",
+        "give `fsdp_config.fsdp_version` one of 1, 2",
+    ),
+    (
+        "fsdp_config:\n  fsdp_min_num_params: many\n",
+        "`c.yaml`, line 2: `fsdp_config.fsdp_min_num_params` is `many`, which is not a whole number",
+        "give `fsdp_config.fsdp_min_num_params` a whole number",
+    ),
+    (
+        "fp8_config:\n  override_linear_precision: [true, maybe, false]\n",
+        "`c.yaml`, line 2: `fp8_config.override_linear_precision` is `a list`, which is not three of",
+        "give `fp8_config.override_linear_precision` three of true or false",
+    ),
+    (
+        "debug: &d false\nuse_cpu: *d\n",
+        "`c.yaml`, line 2: an alias (`*name`) is not supported",
+        "write the value",
+    ),
 ];
 
 #[test]

@@ -36,7 +36,7 @@ fn mistakes_in_words_are_usage_errors() {
             ("--module=1 x", 2, &["`--module` takes no value"]),
             ("--log_level loud x.py", 2, &["`--log_level` is `loud`, which is not one of `debug`"]),
             ("--autotuning yes x.py", 2, &["which is not one of `tune`, `run`"]),
-            ("--num_gpus 2", 2, &["no entrypoint"]),
+            ("--num_gpus 2", 2, &["no entrypoint", "`deepspeed --num_gpus 2 train.py`"]),
         ],
     );
 }
@@ -50,6 +50,11 @@ fn contradictions_name_both_options() {
             ("-i localhost:0 -e localhost:1 x.py", 1, &[&both("include", "exclude"), "drop one"]),
             ("-i localhost:0 --num_gpus 0 x.py", 1, &[&both("include", "num_gpus")]),
             ("-e localhost:0 --num_nodes 1 x.py", 1, &[&both("exclude", "num_nodes")]),
+            (
+                "--enable_each_rank_log /job/x.py x.py",
+                1,
+                &["`--enable_each_rank_log` is `/job/x.py`, which is a file"],
+            ),
             ("--module --no_python x", 1, &[&both("no_python", "module")]),
         ],
     );
@@ -127,4 +132,18 @@ fn broken_files_are_refused_with_line() {
     assert!(text.contains("`.deepspeed_env` has the line `export A`"), "{text}");
     let (_, text) = refusal(gpus().unreadable("/job/.deepspeed_env"), "x.py", &[]);
     assert!(text.contains("cannot be read"), "{text}");
+}
+
+#[test]
+fn more_workers_than_a_launch_has_are_refused_at_once() {
+    let hosts = world().file("/job/hosts", b"n7 slots=4294967295\n");
+    for (line, environment, part) in [
+        ("--num_gpus 99999999999 x.py", &[][..], "`--num_gpus` is `99999999999`, and a launch has at most"),
+        ("--num_accelerators 4194305 x.py", &[], "`--num_accelerators` is `4194305`, and a launch has"),
+        ("x.py", &[("LOCAL_SIZE", "9999999999")], "`LOCAL_SIZE` is `9999999999`, and a launch has at most"),
+        ("-H hosts x.py", &[], "has the line `n7 slots=4294967295`, and a launch has at most"),
+    ] {
+        let (code, text) = refusal(hosts.clone(), line, environment);
+        assert!(code == 1 && text.contains(part), "{line}: {text}");
+    }
 }
