@@ -93,6 +93,7 @@ fn not_one_command(error: &SplitError) -> CliError {
         SplitError::Substitution(_) => {
             "write its value, or put it into a variable first, as in `N=$(nproc)` and `$N`"
         }
+        SplitError::Pattern(_) => "quote the whole word, or write what it stands for",
         SplitError::OpenQuote(_) => "close it",
     };
     CliError::refused(format!("cannot convert the line: {error}"), hint)
