@@ -20,7 +20,7 @@ use rankrun_core::facts::Facts;
 use rankrun_core::shell::split::{ShellWords, SplitError, split};
 use rankrun_core::spec::CliFlavor;
 
-use self::job::{HEAD_NODE, Job, NODES};
+use self::job::{HEAD_NODE, Job, NODE_RANK, NODES};
 use self::translated::{TranslatedLauncher, TranslatedLine};
 use self::wrapped::{Launcher, Wrapped};
 use crate::cli::error::{CliError, UsageError};
@@ -77,7 +77,7 @@ fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
         let error = UsageError::UnknownTo { command: "convert", word: word.clone() };
         return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
     }
-    line.expansions.extend([HEAD_NODE, NODES].map(str::to_owned));
+    line.expansions.extend([HEAD_NODE, NODES, NODE_RANK].map(str::to_owned));
     if line.words.is_empty() {
         let example = "name it, as in `rankrun convert torchrun --nproc_per_node 2 train.py`";
         return Err(CliError::refused("there is no command line to convert", example));
@@ -160,7 +160,12 @@ fn started_by(
     facts: &Facts,
 ) -> Result<Conversion, CliError> {
     if wrapped::find(&job.program).is_err() {
-        return job.convert();
+        let inner = wrapped::launcher_in_quotes(&job.program).map(|inner| {
+            format!("`{inner}` in the quotes stays, and each worker runs it: convert that line by itself")
+        });
+        let mut conversion = job.convert()?;
+        conversion.notes.extend(inner);
+        return Ok(conversion);
     }
     let mut inner = convert_words(&job.program, line, facts)?;
     let outer = &words[assignments.len()..words.len() - job.program.len()];

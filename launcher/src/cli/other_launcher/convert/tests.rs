@@ -5,6 +5,7 @@ use super::*;
 use crate::cli::{Command, interpret};
 
 mod command_lines;
+mod split;
 mod translated;
 
 fn facts(environment: &[(&str, &str)]) -> Facts {
@@ -194,7 +195,7 @@ fn mpirun_options_become_options_and_variables() {
         ),
         (
             "mpirun -np 5 -H a:4,b:4 train.py",
-            "rankrun --total-workers 5 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:29400 train.py",
+            "rankrun --total-workers 5 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:29400 --node-rank \"$NODE_RANK\" train.py",
         ),
         (
             "mpirun --hostfile hosts train.py",
@@ -311,6 +312,10 @@ fn line_that_cannot_be_converted_is_refused_with_hint() {
         ("mpirun -np", "`-np` of `mpirun` has no value", 1),
         ("mpirun --foo 1 x", "does not know the option `--foo` of `mpirun`", 1),
         ("mpirun -n 1 a : -n 1 b", "several programs", 1),
+        ("mpirun -np 0 train.py", "`0` in the line of `mpirun` is not a number of processes", 1),
+        ("srun -n x train.py", "`x` in the line of `srun` is not a number of processes", 1),
+        ("srun -N x train.py", "`x` in the line of `srun` is not a number of nodes", 1),
+        ("torchrun train.py 'a b'*.txt", "`a b*.txt` has a pattern", 1),
         ("torchx status x", "only `torchx run`", 1),
         ("torchx run utils.sh ls", "`utils.sh`", 1),
         ("torchx run dist.ddp -j 1x2", "no program to start", 1),
