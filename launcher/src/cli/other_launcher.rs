@@ -65,6 +65,14 @@ pub(crate) struct OtherProgram {
     pub(crate) argv: Vec<OsString>,
 }
 
+/// The machine that a translation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TargetMachine {
+    This,
+    /// Nothing is asked of the devices of this one.
+    Any,
+}
+
 /// The launchers that rankrun can stand in for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OtherLauncher {

@@ -13,7 +13,7 @@ pub struct ShellWords {
     pub words: Vec<String>,
     /// What a shell would replace: `$RANK`, `${N:-8}`.
     pub expansions: BTreeSet<String>,
-    /// Words that are one expansion without quotes: a shell may make several words of them.
+    /// Words without quotes that are one expansion or have a pattern: a shell may make several words of them.
     bare: BTreeSet<String>,
 }
 
@@ -24,6 +24,8 @@ pub enum SplitError {
     Operator(String),
     #[error("`{0}` is replaced by the shell")]
     Substitution(&'static str),
+    #[error("`{0}` has a pattern beside quotes, which the shell replaces in part")]
+    Pattern(String),
     #[error("a second command begins in a new line")]
     SecondLine,
     #[error("a quote `{0}` is not closed")]
@@ -33,13 +35,13 @@ pub enum SplitError {
 /// The words of the command.
 ///
 /// # Errors
-/// The text has an operator, a command substitution, a second line or an open quote.
+/// The text has an operator, a command substitution, a second line, an open quote, or a pattern beside quotes.
 pub fn split(text: &str) -> Result<ShellWords, SplitError> {
     let mut splitter = Splitter { rest: text.trim(), ..Splitter::default() };
     while let Some(letter) = splitter.take() {
         splitter.handle(letter)?;
     }
-    splitter.end_word();
+    splitter.end_word()?;
     Ok(splitter.found)
 }
 
@@ -50,8 +52,17 @@ struct Splitter<'a> {
     word: Option<String>,
     /// The word is one expansion without quotes, so far.
     is_bare: bool,
+    quoting: Quoting,
     /// The length of an expansion `$NAME` at the end of the word.
     name_length: usize,
+}
+
+/// What the word has besides plain letters, so far.
+#[derive(Default)]
+struct Quoting {
+    /// `*.txt` or `{1..3}` without quotes.
+    has_pattern: bool,
+    has_quotes: bool,
 }
 
 impl Splitter<'_> {
@@ -64,17 +75,20 @@ impl Splitter<'_> {
     fn handle(&mut self, letter: char) -> Result<(), SplitError> {
         match letter {
             '\n' => {
-                self.end_word();
+                self.end_word()?;
                 let more = self.rest.trim_start();
                 if !self.found.words.is_empty() && !more.is_empty() && !more.starts_with('#') {
                     return Err(SplitError::SecondLine);
                 }
             }
-            letter if letter.is_ascii_whitespace() => self.end_word(),
+            letter if letter.is_ascii_whitespace() => self.end_word()?,
             '\\' => match self.take() {
                 Some('\n') => {}
                 Some('\r') if self.rest.starts_with('\n') => self.rest = &self.rest[1..],
-                Some(letter) => self.push(letter),
+                Some(letter) => {
+                    self.quoting.has_quotes = true;
+                    self.push(letter);
+                }
                 None => {}
             },
             '\'' => {
@@ -98,7 +112,10 @@ impl Splitter<'_> {
                 let end = self.rest.find(|next| !is_operator(next)).unwrap_or(self.rest.len());
                 return Err(SplitError::Operator(format!("{letter}{}", &self.rest[..end])));
             }
-            letter => self.push(letter),
+            letter => {
+                self.quoting.has_pattern |= begins_pattern(letter, self.rest);
+                self.push(letter);
+            }
         }
         Ok(())
     }
@@ -150,6 +167,7 @@ impl Splitter<'_> {
 
     fn open(&mut self) {
         self.is_bare = false;
+        self.quoting.has_quotes = true;
         self.word.get_or_insert_default();
     }
 
@@ -174,13 +192,19 @@ impl Splitter<'_> {
         self.found.expansions.insert(expansion.to_owned());
     }
 
-    fn end_word(&mut self) {
+    fn end_word(&mut self) -> Result<(), SplitError> {
         self.name_length = 0;
-        let Some(word) = self.word.take() else { return };
-        if std::mem::take(&mut self.is_bare) {
+        let Quoting { has_pattern, has_quotes } = std::mem::take(&mut self.quoting);
+        let is_bare = std::mem::take(&mut self.is_bare);
+        let Some(word) = self.word.take() else { return Ok(()) };
+        if has_pattern && has_quotes {
+            return Err(SplitError::Pattern(word));
+        }
+        if is_bare || has_pattern {
             self.found.bare.insert(word.clone());
         }
         self.found.words.push(word);
+        Ok(())
     }
 }
 
@@ -191,7 +215,7 @@ impl ShellWords {
         Self { words, ..Self::default() }
     }
 
-    /// Whether the word is one expansion, of which a shell may make several words.
+    /// Whether the word is one expansion or has a pattern, of which a shell may make several words.
     #[must_use]
     pub fn is_bare(&self, word: &str) -> bool {
         self.bare.contains(word)
@@ -231,6 +255,17 @@ impl ShellWords {
     }
 }
 
+/// Whether a shell replaces the word by the names of files, or by several words: `*`, `[ab]`, `{1..3}`.
+fn begins_pattern(letter: char, rest: &str) -> bool {
+    let word = rest.split(char::is_whitespace).next().unwrap_or_default();
+    match letter {
+        '*' | '?' => true,
+        '[' => word.contains(']'),
+        '{' => word.split_once('}').is_some_and(|(inner, _)| inner.contains(',') || inner.contains("..")),
+        _ => false,
+    }
+}
+
 const fn is_operator(letter: char) -> bool {
     matches!(letter, '|' | '&' | ';' | '<' | '>' | '(' | ')')
 }
@@ -261,6 +296,11 @@ mod tests {
                 "\"$HOME/x\" 'a~b' \"it's $X \\\" \\\\n\"",
             ),
             ("$", &["$"], "'$'"),
+            (
+                "*.txt '*.md' x{1..3} $D/*[ab] {} a[0",
+                &["*.txt", "*.md", "x{1..3}", "$D/*[ab]", "{}", "a[0"],
+                "*.txt '*.md' x{1..3} $D/*[ab] '{}' 'a[0'",
+            ),
         ] {
             let found = split(line).unwrap();
             assert_eq!(found.words, words, "{line}");
@@ -281,6 +321,8 @@ mod tests {
             ("a\nb", "new line"),
             ("a 'b", "quote `'`"),
             ("a \"b", "quote `\"`"),
+            ("a 'b c'*.txt", "`b c*.txt` has a pattern"),
+            ("a {\"x\":1,\"y\":2}", "has a pattern"),
         ] {
             let error = split(line).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
@@ -290,7 +332,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn quoted_words_are_read_back(line in "[ab $'\"\\\\{}A~/\n#|&-]{0,24}") {
+        fn quoted_words_are_read_back(line in "[ab $'\"\\\\{}A~/\n#|&*,-]{0,24}") {
             if let Ok(found) = split(&line) {
                 let quoted: Vec<String> = found.words.iter().map(|word| found.quote(word)).collect();
                 let again = split(&quoted.join(" "));

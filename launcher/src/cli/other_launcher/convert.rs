@@ -11,6 +11,7 @@ mod program;
 mod srun;
 mod torchrun;
 mod torchx;
+mod translated;
 mod wrapped;
 
 use std::ffi::OsString;
@@ -19,9 +20,9 @@ use rankrun_core::facts::Facts;
 use rankrun_core::shell::split::{ShellWords, SplitError, split};
 use rankrun_core::spec::CliFlavor;
 
-use self::job::{HEAD_NODE, Job, NODES};
+use self::job::{HEAD_NODE, Job, NODE_RANK, NODES};
+use self::translated::{TranslatedLauncher, TranslatedLine};
 use self::wrapped::{Launcher, Wrapped};
-use super::{OtherCommand, Translation, accelerate, deepspeed};
 use crate::cli::error::{CliError, UsageError};
 use crate::cli::subcommand;
 
@@ -76,7 +77,7 @@ fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
         let error = UsageError::UnknownTo { command: "convert", word: word.clone() };
         return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
     }
-    line.expansions.extend([HEAD_NODE, NODES].map(str::to_owned));
+    line.expansions.extend([HEAD_NODE, NODES, NODE_RANK].map(str::to_owned));
     if line.words.is_empty() {
         let example = "name it, as in `rankrun convert torchrun --nproc_per_node 2 train.py`";
         return Err(CliError::refused("there is no command line to convert", example));
@@ -92,13 +93,14 @@ fn not_one_command(error: &SplitError) -> CliError {
         SplitError::Substitution(_) => {
             "write its value, or put it into a variable first, as in `N=$(nproc)` and `$N`"
         }
+        SplitError::Pattern(_) => "quote the whole word, or write what it stands for",
         SplitError::OpenQuote(_) => "close it",
     };
     CliError::refused(format!("cannot convert the line: {error}"), hint)
 }
 
 fn convert(line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
-    let mut conversion = convert_words(&line.words, line, facts)?;
+    let mut conversion = convert_words(&line.words, line, &translated::without_devices(facts))?;
     // A program of this name would be taken for a command of rankrun.
     if conversion.words.first().is_some_and(|word| subcommand::is_name(word)) {
         conversion.words.insert(0, "run".to_owned());
@@ -112,12 +114,12 @@ fn convert_words(words: &[String], line: &ShellWords, facts: &Facts) -> Result<C
     let converted = match launcher {
         Launcher::Torchrun { is_old } => torchrun::convert(is_old, rest, &assignments, line)?,
         Launcher::Accelerate { is_launch } => {
-            let command = accelerate::translate(is_launch, &os_words(rest), facts);
-            of_translation("accelerate", command.map_err(|error| of_expansion(error, line))?)?
+            let launcher = TranslatedLauncher::Accelerate { is_launch };
+            TranslatedLine { launcher, words: rest, shell: line, facts }.convert()?
         }
         Launcher::Deepspeed => {
-            let command = deepspeed::translate(&os_words(rest), facts);
-            of_translation("deepspeed", command.map_err(|error| of_expansion(error, line))?)?
+            let launcher = TranslatedLauncher::Deepspeed;
+            TranslatedLine { launcher, words: rest, shell: line, facts }.convert()?
         }
         Launcher::Mpirun => started_by(mpirun::read(rest, facts)?, (words, &assignments), line, facts)?,
         Launcher::Srun => started_by(srun::read(rest)?, (words, &assignments), line, facts)?,
@@ -158,7 +160,12 @@ fn started_by(
     facts: &Facts,
 ) -> Result<Conversion, CliError> {
     if wrapped::find(&job.program).is_err() {
-        return job.convert();
+        let inner = wrapped::launcher_in_quotes(&job.program).map(|inner| {
+            format!("`{inner}` in the quotes stays, and each worker runs it: convert that line by itself")
+        });
+        let mut conversion = job.convert()?;
+        conversion.notes.extend(inner);
+        return Ok(conversion);
     }
     let mut inner = convert_words(&job.program, line, facts)?;
     let outer = &words[assignments.len()..words.len() - job.program.len()];
@@ -183,36 +190,6 @@ fn of_torchrun(error: CliError, words: &[OsString]) -> CliError {
         message: format!("torchrun refuses the line: {}", error.argparse()),
         hint: hint.to_owned(),
     }
-}
-
-/// A translation needs the value of an option, and a shell would put it there.
-fn of_expansion(error: CliError, line: &ShellWords) -> CliError {
-    let message = error.to_string();
-    match line.expansions.iter().find(|expansion| message.contains(*expansion)) {
-        Some(expansion) => CliError::refused(message, format!("write the value of `{expansion}`")),
-        None => error,
-    }
-}
-
-fn os_words(words: &[String]) -> Vec<OsString> {
-    words.iter().map(OsString::from).collect()
-}
-
-fn of_translation(launcher: &str, command: OtherCommand) -> Result<Conversion, CliError> {
-    let Translation { environment, words, remarks } = match command {
-        OtherCommand::Launch(translation) => translation,
-        OtherCommand::Print(_) | OtherCommand::Run(_) => {
-            let message = format!("this command of `{launcher}` starts no workers");
-            return Err(CliError::refused(message, "run it as it is: it needs no rankrun"));
-        }
-    };
-    let text = |word: OsString| word.to_string_lossy().into_owned();
-    Ok(Conversion {
-        environment: environment.into_iter().map(|(name, value)| (name, value.map(text))).collect(),
-        words: words.into_iter().map(text).collect(),
-        notes: remarks,
-        ..Conversion::default()
-    })
 }
 
 impl Conversion {

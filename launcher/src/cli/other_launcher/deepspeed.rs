@@ -17,7 +17,7 @@ mod tests;
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::{OtherCommand, Translation};
+use super::{OtherCommand, TargetMachine, Translation};
 use crate::cli::error::{CliError, SettingError};
 use args::{DeepspeedArgs, Parsed, option};
 
@@ -28,15 +28,32 @@ use rankrun_core::spec::LOOPBACK;
 
 const DEFAULT_PORT: i128 = 29500;
 const LOCAL_RANK: &str = "--local_rank=${local_rank}";
+const LOCAL_SIZE: &str = "LOCAL_SIZE is left out, since the line does not have the number of devices: set it, if the program reads it";
 
 pub(super) fn translate(words: &[OsString], facts: &Facts) -> Result<OtherCommand, CliError> {
+    translate_for(TargetMachine::This, words, facts)
+}
+
+pub(super) fn translate_for(
+    machine: TargetMachine,
+    words: &[OsString],
+    facts: &Facts,
+) -> Result<OtherCommand, CliError> {
     match args::parse(words)? {
         Parsed::Help(text) => Ok(OtherCommand::Print(text)),
-        Parsed::Launch(args) => launch(&args, facts).map(OtherCommand::Launch),
+        Parsed::Launch(args) => launch(machine, &args, facts).map(OtherCommand::Launch),
     }
 }
 
-fn launch(args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> {
+/// The script and its arguments, of a launch that is not refused.
+pub(super) fn program(words: &[OsString]) -> Option<Vec<OsString>> {
+    match args::parse(words).ok()? {
+        Parsed::Help(_) => None,
+        Parsed::Launch(args) => Some(args.program),
+    }
+}
+
+fn launch(machine: TargetMachine, args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> {
     refuse_unsupported(args)?;
     refuse_log_file(args, facts)?;
     let mut launch = Translation::default();
@@ -49,11 +66,11 @@ fn launch(args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> 
     let binding = binding_words(args, &inherited)?;
     let host = hosts::find_local_host(args, facts, &mut launch.remarks)?;
     let has_hostfile = host.slots.is_some();
-    let workers = DeviceSource { host: &host, facts, environment: inherited }.find_workers()?;
+    let workers = DeviceSource { machine, host: &host, facts, environment: inherited }.find_workers()?;
     launch.environment = changes;
     launch.environment.extend(workers.environment);
-    let own =
-        [("LOCAL_SIZE", workers.count.to_string()), ("CROSS_RANK", "0".into()), ("CROSS_SIZE", "1".into())];
+    let size = workers.count.map(|count| ("LOCAL_SIZE", count.to_string()));
+    let own = size.into_iter().chain([("CROSS_RANK", "0".into()), ("CROSS_SIZE", "1".into())]);
     launch.environment.extend(own.map(|(name, value)| (name.to_owned(), Some(value.into()))));
     launch.words.extend(master_words(args, has_hostfile));
     launch.words.extend(workers.words);
@@ -62,6 +79,12 @@ fn launch(args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> 
     launch.words.extend(program_words(args));
     launch.remarks.extend(workers.remarks);
     launch.remarks.extend(remarks(args, has_hostfile));
+    if workers.count.is_none() {
+        launch.remarks.push(LOCAL_SIZE.to_owned());
+    }
+    if machine == TargetMachine::Any && has_hostfile && args.hostfile.is_none() {
+        launch.remarks.push("the host file of this machine is read, since the line names none".to_owned());
+    }
     Ok(launch)
 }
 

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use super::settings::AccelerateSettings;
 use super::variable_option::Group;
+use crate::cli::other_launcher::TargetMachine;
 use crate::cli::subcommand;
 use rankrun_core::facts::Facts;
 
@@ -17,14 +18,21 @@ pub(super) struct LaunchLine {
 }
 
 /// The options of the launch, then the program and its arguments.
-pub(super) fn translate(settings: &AccelerateSettings, program: &[OsString], facts: &Facts) -> LaunchLine {
+pub(super) fn translate(
+    machine: TargetMachine,
+    settings: &AccelerateSettings,
+    program: &[OsString],
+    facts: &Facts,
+) -> LaunchLine {
     let mut words = LaunchLine::default();
     words.add_devices(settings);
     words.add_size(settings);
     if settings.machines() > 1 {
         words.add_machines(settings)
     } else {
-        words.add_one_machine(settings, facts)
+        words.add_one_machine(settings, |port| {
+            machine == TargetMachine::This && facts.world().is_port_in_use(port)
+        })
     }
     words.add_watch(settings);
     words.add_program(settings, program);
@@ -94,7 +102,7 @@ impl LaunchLine {
     }
 
     /// A free port is taken unless another one was asked for and is free.
-    fn add_one_machine(&mut self, settings: &AccelerateSettings, facts: &Facts) {
+    fn add_one_machine(&mut self, settings: &AccelerateSettings, is_in_use: impl Fn(u16) -> bool) {
         let args = &settings.args;
         if args.main_process_ip.is_some() {
             self.remarks.push("`--main_process_ip` has no effect: the job has one machine".to_owned());
@@ -102,7 +110,7 @@ impl LaunchLine {
         if let Some(backend) = args.rdzv_backend.as_deref().filter(|backend| *backend != "static") {
             self.option("--rdzv-backend", backend);
         } else if let Some(port) = args.main_process_port.filter(|port| *port != 0) {
-            if facts.world().is_port_in_use(port) {
+            if is_in_use(port) {
                 self.remarks
                     .push(format!("port {port} of `--main_process_port` is in use; a free one is taken"));
             } else {

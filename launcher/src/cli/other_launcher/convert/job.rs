@@ -8,6 +8,8 @@ use crate::cli::error::CliError;
 pub(super) const HEAD_NODE: &str = "$HEAD_NODE";
 /// Stands for a number of nodes that the line does not say.
 pub(super) const NODES: &str = "$NODES";
+/// Stands for the place of a node among the nodes.
+pub(super) const NODE_RANK: &str = "$NODE_RANK";
 /// The port of `--rdzv-endpoint`, c10d's own.
 const PORT: u16 = 29400;
 
@@ -61,17 +63,24 @@ pub(super) struct Counts {
     pub(super) per_node: Option<String>,
     pub(super) nodes: Option<String>,
     pub(super) hosts: Vec<Host>,
+    /// One process after the other goes to the next host.
+    pub(super) is_by_node: bool,
 }
 
 impl Job {
     pub(super) fn convert(self) -> Result<Conversion, CliError> {
         let Self { launcher, workers, nodes, options, mut environment, mut notes, program } = self;
+        let is_uneven = matches!(workers, ProcessCount::Total(_));
         let mut words = match workers {
             ProcessCount::Unsaid => Vec::new(),
-            ProcessCount::PerNode(count) => vec!["--nproc-per-node".to_owned(), count],
-            ProcessCount::Total(count) => vec!["--total-workers".to_owned(), count],
+            ProcessCount::PerNode(count) | ProcessCount::Total(count) => {
+                check_number(&count, launcher, "processes")?;
+                let option = if is_uneven { "--total-workers" } else { "--nproc-per-node" };
+                vec![option.to_owned(), count]
+            }
         };
         if let Some(SeveralNodes { count, hosts }) = nodes {
+            count.split(':').try_for_each(|count| check_number(count, launcher, "nodes"))?;
             let head = hosts.first().map_or(HEAD_NODE, String::as_str);
             let endpoint = format!("{head}:{PORT}");
             words.extend(
@@ -84,6 +93,12 @@ impl Job {
             } else {
                 format!("run this on each node: {}", hosts.join(", "))
             });
+            if is_uneven {
+                words.extend(["--node-rank", NODE_RANK].map(str::to_owned));
+                notes.push(
+                    "set NODE_RANK on each node: 0 on the first one, 1 on the next, and so on".to_owned(),
+                );
+            }
         }
         words.extend(options);
         words.extend(entrypoint(launcher, &program, &mut environment)?);
@@ -99,14 +114,38 @@ impl Job {
         ));
     }
 
+    /// The launcher fills one host after the other, and rankrun spreads the workers evenly.
+    fn note_other_split(&mut self, total: u32, hosts: &[Host]) {
+        let mut free = total;
+        let filled = hosts.iter().map(|host| {
+            let share = free.min(host.slots.unwrap_or(0));
+            free -= share;
+            share
+        });
+        let filled: Vec<u32> = filled.collect();
+        let count = hosts.len() as u32;
+        let even = (0..count).map(|rank| total / count + u32::from(rank < total % count));
+        if free > 0 || even.eq(filled.iter().copied()) {
+            return;
+        }
+        let shares = hosts.iter().zip(filled).map(|(host, share)| format!("{share} on {}", host.name));
+        self.notes.push(format!(
+            "{} starts {}, and this line spreads the workers evenly: give each node its own number as \
+             `--nproc-per-node` for the same",
+            self.launcher,
+            shares.collect::<Vec<_>>().join(", ")
+        ));
+    }
+
     /// Decides how many workers there are on how many nodes.
     pub(super) fn place(&mut self, counts: Counts) {
-        let Counts { total, per_node, nodes, mut hosts } = counts;
+        let Counts { total, per_node, nodes, mut hosts, is_by_node } = counts;
         let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<u32>().ok());
         if let (Some(total), None) = (number(&total), &per_node) {
+            hosts.truncate(total as usize);
             let mut free = total;
             let is_used = |host: &Host| {
-                let is_used = free > 0;
+                let is_used = free > 0 || is_by_node;
                 free = free.saturating_sub(host.slots.unwrap_or(0));
                 is_used
             };
@@ -115,7 +154,11 @@ impl Job {
         let known = (!hosts.is_empty()).then_some(hosts.len() as u32);
         let needed = number(&total).zip(number(&per_node).filter(|count| *count > 0));
         let count = match (nodes, needed, known) {
-            (Some(nodes), _, _) => nodes,
+            // A node without a process takes no part.
+            (Some(nodes), _, _) => match number(&total).filter(|total| *total > 0) {
+                Some(total) if nodes.parse().is_ok_and(|nodes| total < nodes) => total.to_string(),
+                _ => nodes,
+            },
             (None, Some((total, per_node)), _) => total.div_ceil(per_node).to_string(),
             (None, None, known) => known.unwrap_or(1).to_string(),
         };
@@ -133,15 +176,24 @@ impl Job {
             (None, None, _) if is_even => ProcessCount::PerNode(slots[0].to_string()),
             (None, None, _) => ProcessCount::Total(slots.iter().sum::<u32>().to_string()),
         };
-        if matches!(self.workers, ProcessCount::Total(_)) && !slots.is_empty() {
-            let note = "fills one host after the other, and `--total-workers` spreads the workers evenly";
-            self.notes.push(format!("{} {note}", self.launcher));
+        let total = number(&total).unwrap_or_else(|| slots.iter().sum());
+        if !is_by_node && slots.len() == hosts.len() && needed.is_none() {
+            self.note_other_split(total, &hosts);
         }
         if count != "1" {
             let hosts = hosts.into_iter().map(|host| host.name).collect();
             self.nodes = Some(SeveralNodes { count, hosts });
         }
     }
+}
+
+/// A number from 1, or a variable.
+fn check_number(text: &str, launcher: &str, what: &str) -> Result<(), CliError> {
+    if text.contains('$') || text.parse::<u32>().is_ok_and(|number| number > 0) {
+        return Ok(());
+    }
+    let message = format!("`{text}` in the line of `{launcher}` is not a number of {what}");
+    Err(CliError::refused(message, "give a number from 1"))
 }
 
 /// `h1:4,h2:4`; a host that is named again has one more slot.

@@ -24,6 +24,7 @@ enum MpirunOption {
     /// `-genv NAME VALUE`
     Variable,
     MapBy,
+    ByNode,
     BindTo,
     Cores,
     TimeLimit,
@@ -47,6 +48,7 @@ const ROWS: &[Row<MpirunOption>] = &[
     ("x", One, Set(MpirunOption::Export)),
     ("genv,env", Two, Set(MpirunOption::Variable)),
     ("map-by", One, Set(MpirunOption::MapBy)),
+    ("bynode", Flag, Set(MpirunOption::ByNode)),
     ("bind-to", One, Set(MpirunOption::BindTo)),
     ("cpu-set,cpu-list", One, Set(MpirunOption::Cores)),
     ("timeout", One, Set(MpirunOption::TimeLimit)),
@@ -62,7 +64,7 @@ const ROWS: &[Row<MpirunOption>] = &[
         Needless,
     ),
     ("display-map,display-allocation,display-topo,report-bindings,print-all-exitcodes", Flag, Needless),
-    ("bynode,bysocket,use-hwthread-cpus", Flag, Lost(PLACEMENT)),
+    ("bysocket,use-hwthread-cpus", Flag, Lost(PLACEMENT)),
     ("timestamp-output", Flag, Lost("the prefix of `--tee 3` has no time")),
     ("merge-stderr-to-stdout", Flag, Lost("write `2>&1` behind the line")),
     ("genvlist,envlist,launcher,bootstrap,bootstrap-exec,launcher-exec,rmk,display", One, Needless),
@@ -120,6 +122,7 @@ pub(super) fn read(words: &[String], facts: &Facts) -> Result<Job, CliError> {
                 counts.nodes = nodes;
             }
             MpirunOption::MapBy => map_by(&value, &mut job, &mut counts),
+            MpirunOption::ByNode => map_by("node", &mut job, &mut counts),
             setting => apply(setting, value, values, &mut job),
         }
     }
@@ -152,7 +155,10 @@ fn map_by(value: &str, job: &mut Job, counts: &mut Counts) {
     match parts.as_slice() {
         ["ppr", count, "node", ..] => counts.per_node = Some((*count).to_owned()),
         ["slot" | "core", ..] => {}
-        ["node", ..] => job.notes.push(format!("`--map-by {value}`: ranks are consecutive on each node")),
+        ["node", ..] => {
+            counts.is_by_node = true;
+            job.notes.push(format!("`--map-by {value}`: ranks are consecutive on each node"));
+        }
         _ => job.notes.push(format!("`--map-by {value}`: {PLACEMENT}")),
     }
 }
@@ -187,6 +193,7 @@ fn apply(setting: MpirunOption, value: String, more: Vec<String>, job: &mut Job)
         | MpirunOption::PerNode
         | MpirunOption::Hosts
         | MpirunOption::HostFile
-        | MpirunOption::MapBy => {}
+        | MpirunOption::MapBy
+        | MpirunOption::ByNode => {}
     }
 }

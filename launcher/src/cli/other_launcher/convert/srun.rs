@@ -133,6 +133,7 @@ pub(super) fn read(words: &[String]) -> Result<Job, CliError> {
         per_node: last_value(&settings, &SrunOption::PerNode),
         nodes: nodes.clone(),
         hosts: names.map(|name| Host { name: name.to_owned(), slots: None }).collect(),
+        is_by_node: false,
     };
     if counts.total.is_none() && counts.per_node.is_none() {
         // `-N 2` alone starts a task on each node.

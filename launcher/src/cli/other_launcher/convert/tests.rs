@@ -1,15 +1,26 @@
-use rankrun_core::device::fake;
+use rankrun_core::device::{Machine, fake};
 use rankrun_core::facts::fake::FakeWorld;
 
 use super::*;
 use crate::cli::{Command, interpret};
 
 mod command_lines;
+mod split;
+mod translated;
 
 fn facts(environment: &[(&str, &str)]) -> Facts {
+    facts_with(fake::cuda(8), environment)
+}
+
+/// A machine without any device, whose shell has variables about devices all the same.
+fn facts_without_device() -> Facts {
+    facts_with(Machine::default(), &[("CUDA_VISIBLE_DEVICES", "3"), ("LOCAL_SIZE", "5")])
+}
+
+fn facts_with(machine: Machine, environment: &[(&str, &str)]) -> Facts {
     let scripts = ["train.py", "main.py", "examples/run.py", "tools/train.py", "src/train.py", "pretrain.py"];
     let world =
-        FakeWorld::default().machine(fake::cuda(8)).cpus(64).file("/job/hosts", b"# two\nn1 slots=4\nn2:4\n");
+        FakeWorld::default().machine(machine).cpus(64).file("/job/hosts", b"# two\nn1 slots=4\nn2:4\n");
     let world =
         scripts.iter().fold(world, |world, script| world.file(&format!("/job/{script}"), b"import torch"));
     let programs = ["python", "python3.11", "bash", "lammps"];
@@ -22,7 +33,13 @@ fn facts(environment: &[(&str, &str)]) -> Facts {
 
 fn converted(line: &str) -> Result<(Conversion, ShellWords), CliError> {
     let shell = read_words(&[line.into()])?;
-    Ok((convert(&shell, &facts(&[]))?, shell))
+    let converted = convert(&shell, &facts(&[]));
+    let text = |converted: &Result<Conversion, CliError>| match converted {
+        Ok(conversion) => conversion.as_shell(&shell),
+        Err(error) => error.render(),
+    };
+    assert_eq!(text(&convert(&shell, &facts_without_device())), text(&converted), "{line}");
+    Ok((converted?, shell))
 }
 
 /// The command without its notes, on one line.
@@ -46,19 +63,25 @@ fn workers_of(line: &str) -> u32 {
         name if name.contains("ARGS") => "--nproc-per-node=8".to_owned(),
         _ => "0".to_owned(),
     };
-    let mut facts = facts(&[]);
     let environment = conversion.assignments.iter().chain(&conversion.environment);
     let environment: Vec<_> =
         environment.map(|(name, value)| (name.clone(), value.as_ref().map(OsString::from))).collect();
-    facts.change_environment(&environment);
     let words = conversion.words.iter().map(|word| shell.replace_expansions(word, value));
     let argv: Vec<OsString> =
         ["rankrun", "explain"].map(str::to_owned).into_iter().chain(words).map(OsString::from).collect();
-    match interpret(&argv, &facts) {
-        Ok(Command::Explain(request)) => request.spec.workers.get(),
-        Ok(other) => panic!("{line}: {other:?}"),
-        Err(error) => panic!("{line}: {argv:?}: {}", error.render()),
+    let explain = |mut facts: Facts| {
+        facts.change_environment(&environment);
+        match interpret(&argv, &facts) {
+            Ok(Command::Explain(request)) => Ok(request.spec.workers.get()),
+            Ok(other) => panic!("{line}: {other:?}"),
+            Err(error) => Err(error.render()),
+        }
+    };
+    // Without a device, only the choice of devices may be refused.
+    if let Err(error) = explain(facts_with(Machine::default(), &[])) {
+        assert!(error.contains("device") || error.contains("accelerator"), "{line}: {argv:?}: {error}");
     }
+    explain(facts(&[])).unwrap_or_else(|error| panic!("{line}: {argv:?}: {error}"))
 }
 
 #[test]
@@ -172,7 +195,7 @@ fn mpirun_options_become_options_and_variables() {
         ),
         (
             "mpirun -np 5 -H a:4,b:4 train.py",
-            "rankrun --total-workers 5 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:29400 train.py",
+            "rankrun --total-workers 5 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:29400 --node-rank \"$NODE_RANK\" train.py",
         ),
         (
             "mpirun --hostfile hosts train.py",
@@ -289,6 +312,10 @@ fn line_that_cannot_be_converted_is_refused_with_hint() {
         ("mpirun -np", "`-np` of `mpirun` has no value", 1),
         ("mpirun --foo 1 x", "does not know the option `--foo` of `mpirun`", 1),
         ("mpirun -n 1 a : -n 1 b", "several programs", 1),
+        ("mpirun -np 0 train.py", "`0` in the line of `mpirun` is not a number of processes", 1),
+        ("srun -n x train.py", "`x` in the line of `srun` is not a number of processes", 1),
+        ("srun -N x train.py", "`x` in the line of `srun` is not a number of nodes", 1),
+        ("torchrun train.py 'a b'*.txt", "`a b*.txt` has a pattern", 1),
         ("torchx status x", "only `torchx run`", 1),
         ("torchx run utils.sh ls", "`utils.sh`", 1),
         ("torchx run dist.ddp -j 1x2", "no program to start", 1),

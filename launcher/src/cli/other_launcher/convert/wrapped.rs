@@ -170,6 +170,18 @@ fn launcher_module(module: &str) -> Option<Launcher> {
     })
 }
 
+/// The launcher in the text that a shell runs: `bash -c 'torchrun …'`.
+pub(super) fn launcher_in_quotes(program: &[String]) -> Option<&str> {
+    let (shell, rest) = program.split_first()?;
+    if !["bash", "dash", "sh", "zsh"].contains(&file_name(shell)) {
+        return None;
+    }
+    let is_launcher =
+        |word: &&str| launcher_named(file_name(word)).or_else(|| launcher_module(word)).is_some();
+    let texts = rest.iter().filter(|text| text.contains(char::is_whitespace));
+    texts.flat_map(|text| text.split_whitespace()).find(is_launcher)
+}
+
 /// `NAME=VALUE`
 pub(super) fn assignment(word: &str) -> Option<(String, Option<String>)> {
     let (name, value) = word.split_once('=')?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::args::{option, worker_limit};
 use super::hosts::{DeepspeedHost, DeviceFilter, nothing_left};
 use crate::cli::error::{CliError, Origin, SettingError};
+use crate::cli::other_launcher::TargetMachine;
 use rankrun_core::device::DeviceType;
 use rankrun_core::device_assignment::{DeviceError, NodeFacts, assign_devices};
 use rankrun_core::facts::Facts;
@@ -25,7 +26,8 @@ const MAX_CPU_LIST: usize = 4096;
 /// The workers of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct LocalWorkers {
-    pub(super) count: u32,
+    /// Nothing where only the target machine knows.
+    pub(super) count: Option<u32>,
     pub(super) words: Vec<OsString>,
     pub(super) environment: Vec<(String, Option<OsString>)>,
     pub(super) remarks: Vec<String>,
@@ -33,6 +35,7 @@ pub(super) struct LocalWorkers {
 
 /// Where the devices come from.
 pub(super) struct DeviceSource<'a> {
+    pub(super) machine: TargetMachine,
     pub(super) host: &'a DeepspeedHost,
     pub(super) facts: &'a Facts,
     /// The environment of the workers.
@@ -53,7 +56,9 @@ impl DeviceSource<'_> {
             self.drop_inherited_list(&mut workers);
         }
         let request = request_for(accelerator);
-        if self.assign(&request)?.0 == DeviceType::Cpu {
+        if self.machine == TargetMachine::Any {
+            self.on_devices(request, &mut workers)?;
+        } else if self.assign(&request)?.0 == DeviceType::Cpu {
             self.on_cpus(&mut workers)?;
             workers.remarks.push("no accelerator is visible, so the workers run on the CPUs".to_owned());
         } else {
@@ -110,6 +115,13 @@ impl DeviceSource<'_> {
         if let Some(kind) = &request.device_type {
             workers.words.extend(["--device-type".into(), kind.value.to_string().into()]);
         }
+        if self.machine == TargetMachine::Any {
+            workers.count = self.typed_count();
+            if let Some(count) = self.first_devices() {
+                workers.words.extend(["--nproc-per-node".into(), count.to_string().into()]);
+                return Ok(());
+            }
+        }
         if let Some((name, list)) = self.device_list()? {
             let origin = option(name);
             let selector = list.parse().map_err(|error| DeviceError::Selector {
@@ -121,11 +133,40 @@ impl DeviceSource<'_> {
             request.devices = Some(Setting { origin, value: (list.clone(), selector) });
             workers.words.extend(device_words(&list));
         }
-        workers.count = self.assign(&request)?.1;
+        if self.machine == TargetMachine::Any {
+            return Ok(());
+        }
+        workers.count = Some(self.assign(&request)?.1);
         if let DeviceFilter::First(count) = self.host.filter {
             workers.words.extend(["--nproc-per-node".into(), count.to_string().into()]);
         }
         Ok(())
+    }
+
+    /// The devices 0 to this one, which rankrun takes by itself.
+    fn first_devices(&self) -> Option<u32> {
+        match (&self.host.filter, self.host.slots) {
+            (DeviceFilter::First(count), _) => Some(*count),
+            (DeviceFilter::All, slots) => slots.filter(|slots| *slots > 0),
+            _ => None,
+        }
+    }
+
+    /// The number of workers as far as the command line and a host file have it.
+    fn typed_count(&self) -> Option<u32> {
+        let count = match (&self.host.filter, self.host.slots) {
+            (DeviceFilter::Include(ids), _) => ids.len(),
+            (DeviceFilter::Exclude(ids), Some(slots)) => {
+                (0..slots).filter(|id| !ids.contains(&id.to_string())).count()
+            }
+            (DeviceFilter::All, None) => {
+                let list = self.inherited_list()?.to_string_lossy();
+                let is_hidden = |id: &str| id.trim().starts_with('-');
+                (!list.split(',').any(is_hidden)).then(|| list.split(',').count())?
+            }
+            _ => return self.first_devices(),
+        };
+        u32::try_from(count).ok()
     }
 
     /// The value of `--devices`, and the option that it comes from; an inherited list passes as it is.
@@ -183,11 +224,12 @@ impl DeviceSource<'_> {
         if self.is_filtered() {
             self.drop_inherited_list(workers);
         }
-        workers.count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        if workers.count == 0 {
+        let worker_count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        if worker_count == 0 {
             return Err(nothing_left());
         }
-        let words = ["--device-type", "cpu", "--nproc-per-node", &workers.count.to_string()];
+        workers.count = Some(worker_count);
+        let words = ["--device-type", "cpu", "--nproc-per-node", &worker_count.to_string()];
         workers.words.extend(words.map(OsString::from));
         let list: Vec<String> = ids.iter().map(ToString::to_string).collect();
         workers.environment.retain(|(name, _)| name != CUDA_DEVICES);
@@ -212,7 +254,16 @@ impl DeviceSource<'_> {
                 return worker_limit(count, Origin::Variable("LOCAL_SIZE".to_owned()));
             }
         }
-        Ok(numa_node_count(self.facts))
+        match (self.machine, &self.host.filter) {
+            (TargetMachine::This, _) => Ok(numa_node_count(self.facts)),
+            // These say by themselves how many there are.
+            (TargetMachine::Any, DeviceFilter::First(_) | DeviceFilter::Include(_)) => Ok(u32::MAX),
+            (TargetMachine::Any, _) if self.inherited_list().is_some() => Ok(u32::MAX),
+            (TargetMachine::Any, _) => Err(CliError::refused(
+                "on CPUs deepspeed starts a worker for each NUMA node, and their number is not in the line",
+                "add `--num_accelerators N`",
+            )),
+        }
     }
 }
 

@@ -115,6 +115,12 @@ fn mpirun_lines_of_projects_are_converted() {
                 "mpirun --allow-run-as-root --tag-output -np 8 --bind-to none --oversubscribe python3 -m package.train --epochs 3",
             ),
             (2, "/usr/lib64/openmpi/bin/mpirun --np 2 --timeout 600 python3.11 train.py"),
+            // Uneven shares, and the ways to spread them
+            (3, "mpirun -np 5 -H s1:4,s2:4 python train.py"),
+            (1, "mpirun -np 2 --map-by node -H s1:4,s2:4 python train.py"),
+            (2, "mpirun -np 3 -bynode -H s1:4,s2:4 python train.py"),
+            (5, "mpirun -np 10 -H s1:4,s2:8 python train.py"),
+            (2, "mpirun -np 2 ./train data/*.bin --layer {1..3}"),
         ],
     );
 }
@@ -147,6 +153,8 @@ fn srun_lines_of_projects_are_converted() {
             ),
             (8, "srun --jobid $SLURM_JOB_ID --overlap --cpu_bind=v --accel-bind=gn python -u main.py"),
             (8, "srun python main.py --lr 0.1"),
+            (2, "srun -n 3 -N 2 python train.py"),
+            (1, "srun -N 2 bash -c 'torchrun --nproc_per_node 8 --node_rank $SLURM_NODEID train.py'"),
         ],
     );
 }
@@ -216,6 +224,9 @@ fn deepspeed_lines_of_projects_are_accepted() {
         (8, "deepspeed --num_gpus 8 --master_port 29600 train.py --model_name_or_path x"),
         (2, "deepspeed --include localhost:0,1 train.py --deepspeed ds.json"),
         (1, "deepspeed --num_gpus 1 main.py"),
+        (4, "deepspeed --include localhost:4,5,6,7 train.py"),
+        (2, "CUDA_VISIBLE_DEVICES=4,5 deepspeed train.py"),
+        (2, "DS_ACCELERATOR=cpu deepspeed --num_gpus 2 train.py"),
         (7, "deepspeed --exclude localhost:0 train.py"),
         (2, "deepspeed --include=\"localhost:2,5\" --master_port 60000 train.py --fp16"),
         (8, "deepspeed --no_local_rank --num_gpus 8 train.py"),
