@@ -191,7 +191,7 @@ fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, b
     match split {
         Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(*guard, &launch.spec, (&job, facts))),
         Ok((mask, ForkSide::Agent(link, watch))) => {
-            heap::set_mmap_threshold();
+            heap::tune_heap();
             let original = InheritedState { mask, handled, file_limits: inherited::raise_file_limit() };
             let agent = AgentStart {
                 launch,

@@ -8,8 +8,15 @@
 /// place.
 const MMAP_THRESHOLD: libc::c_int = 32 * 1024;
 
-/// Keeps blocks that come and go out of the heap, for the rest of the process. Before it has another thread.
-pub fn set_mmap_threshold() {
-    // SAFETY: without another thread no allocation runs meanwhile; the parameter and its range are mallopt(3)'s.
-    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };
+/// One heap for the main thread and one for all others: each thread that waits for a lock of a heap would make another
+/// one, as large as the first.
+const MAX_ARENAS: libc::c_int = 2;
+
+/// Keeps blocks that come and go out of the heap, and bounds the number of heaps, for the rest of the process. Before it
+/// has another thread.
+pub fn tune_heap() {
+    for (parameter, value) in [(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD), (libc::M_ARENA_MAX, MAX_ARENAS)] {
+        // SAFETY: without another thread no allocation runs meanwhile; the parameters and their ranges are mallopt(3)'s.
+        let _ = unsafe { libc::mallopt(parameter, value) };
+    }
 }
