@@ -3,11 +3,11 @@
 _default:
     @just --list --unsorted
 
-# Unit tests of launcher, contract and runtime, and the rules for words: about 100 s after a build on two cores, without PyTorch.
+# Unit tests of launcher, contract and runtime: about a minute after a build on two cores, without PyTorch.
 test *FILTER:
     tests/run unit {{FILTER}}
 
-# The real launcher with real workers; without PyTorch.
+# The real launcher with real workers, the examples, the rules for words; without PyTorch.
 e2e *FILTER:
     tests/run e2e {{FILTER}}
 
