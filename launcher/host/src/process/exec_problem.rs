@@ -10,8 +10,8 @@ use crate::process::elf::{Elf, LOADER};
 use crate::regular_file;
 use rankrun_core::plain::plain;
 
-/// The kernel looks for a loader's name and a first line near the start.
-const HEAD: u64 = 64 * 1024;
+/// Linkers put the loader's name and the notes into the first page, and the kernel reads a script's first line there.
+const HEAD: usize = 4096;
 /// The kernel reads no longer first line (`BINPRM_BUF_SIZE`).
 const LONGEST_PATH: usize = 256;
 /// The machine that this launcher is built for.
@@ -235,8 +235,8 @@ fn shown(path: &[u8]) -> String {
 /// The start of a file; nothing where it cannot be read.
 #[must_use]
 pub fn head(program: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    regular_file::open_to_read(program).ok()?.take(HEAD).read_to_end(&mut bytes).ok()?;
+    let mut bytes = Vec::with_capacity(HEAD);
+    regular_file::open_to_read(program).ok()?.take(HEAD as u64).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
