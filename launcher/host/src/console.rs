@@ -19,6 +19,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use rankrun_core::screen::{Screen, ScreenKind};
 
+pub(crate) use output_kind::is_terminal;
 use output_kind::{OutputFile, has_reader};
 pub use output_kind::{OutputKind, write_while_ready};
 

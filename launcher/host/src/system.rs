@@ -4,12 +4,14 @@
 
 mod affinity;
 
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
 
+use crate::console::is_terminal;
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc;
 use crate::regular_file;
@@ -94,9 +96,9 @@ impl World for System {
 
     fn is_terminal(&self, stream: StandardStream) -> bool {
         match stream {
-            StandardStream::Input => std::io::stdin().is_terminal(),
-            StandardStream::Output => std::io::stdout().is_terminal(),
-            StandardStream::Error => std::io::stderr().is_terminal(),
+            StandardStream::Input => is_terminal(std::io::stdin().as_fd()),
+            StandardStream::Output => is_terminal(std::io::stdout().as_fd()),
+            StandardStream::Error => is_terminal(std::io::stderr().as_fd()),
         }
     }
 

@@ -15,7 +15,6 @@ mod worker_probes;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -34,7 +33,7 @@ use crate::agent::opening::OpenedResources;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
 use crate::blocking::file_calls::FileCalls;
-use crate::console::Console;
+use crate::console::{Console, is_terminal};
 use crate::error::{LaunchError, SpawnError};
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree};
@@ -309,7 +308,7 @@ impl WorkerGroup {
         }
 
         let reads_terminal =
-            self.spec.stdin == StdinPolicy::Only(local_rank) && std::io::stdin().is_terminal();
+            self.spec.stdin == StdinPolicy::Only(local_rank) && is_terminal(std::io::stdin().as_fd());
         let routes = Routes { can_prompt: reads_terminal, ..routes };
         let streams = self.logs.open(worker, &routes)?;
         let stdio = Stdio {

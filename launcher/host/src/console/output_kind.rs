@@ -63,6 +63,11 @@ impl OutputKind {
     }
 }
 
+/// Whether it is a terminal. A file server of a descriptor is not asked, as `isatty` would ask that of a FUSE file.
+pub(crate) fn is_terminal(fd: BorrowedFd<'_>) -> bool {
+    OutputKind::of(fd) == OutputKind::Terminal
+}
+
 /// Writes as long as the reader takes it within `at_most`, and returns how many bytes that was. Bytes without any
 /// reader left count as written. A write to a [`OutputKind::File`] may take longer.
 pub fn write_while_ready(fd: BorrowedFd<'_>, kind: OutputKind, bytes: &[u8], at_most: Duration) -> usize {
