@@ -270,7 +270,10 @@ fn install_wheel(environment: &Environment, wheel: &Path) {
     let out = environment.out(&format!("python -c \"{facts}\""));
     assert_eq!(
         out,
-        "None >=3.8 Apache-2.0 OR MIT ['../../../bin/rankrun', '../../../share/man/man1/rankrun.1']\n"
+        "None >=3.8 Apache-2.0 OR MIT ['../../../bin/rankrun', \
+         '../../../share/bash-completion/completions/rankrun', \
+         '../../../share/fish/vendor_completions.d/rankrun.fish', '../../../share/man/man1/rankrun.1', \
+         '../../../share/zsh/site-functions/_rankrun']\n"
     );
     let out = environment.out("rankrun --nproc-per-node 2 worker.py");
     let line = format!("worker of rankrun: {} [] []\n", environment.bin("python").display());

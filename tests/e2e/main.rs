@@ -37,6 +37,7 @@ mod guide;
 mod hanging_calls;
 mod hints;
 mod install;
+mod install_script;
 mod job_control;
 mod leave_out;
 mod leftovers;

@@ -162,3 +162,21 @@ fn torchrun_scripts_list_every_option() {
         }
     }
 }
+
+/// `RANKRUN_UPDATE=1` writes the wheel's scripts anew.
+#[test]
+fn completions_of_wheel_are_current() {
+    let share = concat!(env!("CARGO_MANIFEST_DIR"), "/wheel-data/data/share/");
+    for (shell, path) in [
+        (Shell::Bash, "bash-completion/completions/rankrun"),
+        (Shell::Zsh, "zsh/site-functions/_rankrun"),
+        (Shell::Fish, "fish/vendor_completions.d/rankrun.fish"),
+    ] {
+        let path = format!("{share}{path}");
+        let script = script(CliFlavor::Rankrun, shell);
+        if std::env::var_os("RANKRUN_UPDATE").is_some() {
+            std::fs::write(&path, &script).unwrap();
+        }
+        assert!(script == std::fs::read_to_string(&path).unwrap(), "RANKRUN_UPDATE=1 writes {path}");
+    }
+}
