@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::interpret::{format, usage};
 use crate::cli::error::{CliError, UsageError};
+use crate::cli::other_launcher::OtherLauncher;
 use rankrun_tools::shim::{Launcher, ShimCommand, ShimRequest};
 
 pub(super) const AFTER_HELP: &str = "\
@@ -18,7 +19,7 @@ pub(in crate::cli) struct ShimArgs {
     verb: ShimVerb,
     /// With on: `accelerate launch`, `accelerate-launch`, or `deepspeed`, `ds`, run rankrun too
     #[arg(long, value_name = "LAUNCHERS", value_delimiter = ',')]
-    also: Vec<OtherScripts>,
+    also: Vec<OtherLauncher>,
     /// The Python of the environment [default: the `python` beside rankrun, else that of VIRTUAL_ENV, else that of
     /// CONDA_PREFIX]
     #[arg(long, value_name = "PATH")]
@@ -40,13 +41,6 @@ enum ShimVerb {
     Status,
 }
 
-/// Launchers beside torchrun whose scripts the shim can replace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OtherScripts {
-    Accelerate,
-    Deepspeed,
-}
-
 impl ShimArgs {
     /// # Errors
     /// An option does not belong to the verb.
@@ -59,7 +53,7 @@ impl ShimArgs {
             return Err(unknown("--also"));
         }
         let command = match self.verb {
-            ShimVerb::On => ShimCommand::On(self.also.into_iter().map(OtherScripts::launcher).collect()),
+            ShimVerb::On => ShimCommand::On(self.also.into_iter().map(launcher).collect()),
             ShimVerb::Off => ShimCommand::Off,
             ShimVerb::Status => ShimCommand::Status(format(self.json)),
         };
@@ -67,11 +61,9 @@ impl ShimArgs {
     }
 }
 
-impl OtherScripts {
-    const fn launcher(self) -> Launcher {
-        match self {
-            Self::Accelerate => Launcher::Accelerate,
-            Self::Deepspeed => Launcher::Deepspeed,
-        }
+const fn launcher(other: OtherLauncher) -> Launcher {
+    match other {
+        OtherLauncher::Accelerate => Launcher::Accelerate,
+        OtherLauncher::Deepspeed => Launcher::Deepspeed,
     }
 }

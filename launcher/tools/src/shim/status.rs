@@ -240,23 +240,14 @@ fn call_routes(
         let original =
             if environment.has(launcher) { CallTarget::Original(launcher) } else { CallTarget::Nothing };
         let mut module = (original, "the module");
-        for script in state.scripts.iter().filter(|script| script.script.launcher == launcher) {
-            let link = script.link_works() && !switched_off;
+        for script_state in state.scripts.iter().filter(|state| state.script.launcher == launcher) {
+            let script = script_state.script;
+            let link = script_state.link_works() && !switched_off;
             let hook = link && state.hook.is_some();
-            let by_python = match script.file {
-                ScriptFile::Missing => (CallTarget::Nothing, "not there"),
-                ScriptFile::Foreign => (CallTarget::Foreign, "the file itself"),
-                ScriptFile::Original(_) | ScriptFile::Shim(_) if hook => (CallTarget::Rankrun, "the hook"),
-                ScriptFile::Original(_) => (original, "the file itself"),
-                ScriptFile::Shim(_) => (original, "the kept file"),
-            };
-            let by_shell = match script.file {
-                ScriptFile::Shim(_) if link => (CallTarget::Rankrun, "the file itself"),
-                _ => by_python,
-            };
-            let path = layout.script(script.script).display().to_string();
-            route(script.script.call(script.script.name), by_shell);
-            route(format!("{python} {}", script.script.call(&path)), by_python);
+            let [by_shell, by_python] = script_targets(&script_state.file, link, hook, original);
+            route(script.call(script.name), by_shell);
+            let path = layout.script(script).display().to_string();
+            route(format!("{python} {}", script.call(&path)), by_python);
             // The modules of other launchers are left alone.
             if hook && launcher == Launcher::Torchrun {
                 module = (CallTarget::Rankrun, "the hook");
@@ -265,6 +256,27 @@ fn call_routes(
         route(format!("{python} -m {}", launcher.module()), module);
     }
     routes
+}
+
+/// The program that a script runs, and by what: called by a shell, and by Python.
+const fn script_targets(
+    file: &ScriptFile,
+    link: bool,
+    hook: bool,
+    original: CallTarget,
+) -> [(CallTarget, &'static str); 2] {
+    let by_python = match file {
+        ScriptFile::Missing => (CallTarget::Nothing, "not there"),
+        ScriptFile::Foreign => (CallTarget::Foreign, "the file itself"),
+        ScriptFile::Original(_) | ScriptFile::Shim(_) if hook => (CallTarget::Rankrun, "the hook"),
+        ScriptFile::Original(_) => (original, "the file itself"),
+        ScriptFile::Shim(_) => (original, "the kept file"),
+    };
+    let by_shell = match file {
+        ScriptFile::Shim(_) if link => (CallTarget::Rankrun, "the file itself"),
+        _ => by_python,
+    };
+    [by_shell, by_python]
 }
 
 fn notes(
@@ -279,21 +291,22 @@ fn notes(
         !environment.has(*launcher) && (*launcher == Launcher::Torchrun || state.is_on(*launcher))
     };
     notes.extend(Launcher::ALL.into_iter().filter(is_missed).map(Note::NotInstalled));
-    for script in state.reported_scripts() {
-        let path = layout.script(script.script);
-        match script.file {
-            ScriptFile::Foreign => notes.push(Note::Foreign(script.script.launcher, path)),
+    for script_state in state.reported_scripts() {
+        let path = layout.script(script_state.script);
+        match script_state.file {
+            ScriptFile::Foreign => notes.push(Note::Foreign(script_state.script.launcher, path)),
             ScriptFile::Missing => notes.push(Note::Missing(path)),
-            ScriptFile::Original(_) if script.link_works() && state.hook.is_some() => {
+            ScriptFile::Original(_) if script_state.link_works() && state.hook.is_some() => {
                 notes.push(Note::Reinstalled(path));
             }
             ScriptFile::Original(_) | ScriptFile::Shim(_) => {}
         }
     }
+    let has_links = state.reported_scripts().all(|script| script.link.is_some());
     if is_there {
         match state.target() {
             Some(ShimTarget::Gone(path)) => notes.push(Note::Gone(path.clone())),
-            Some(ShimTarget::Works(_)) if state.hook.is_some() => {}
+            Some(ShimTarget::Works(_)) if state.hook.is_some() && has_links => {}
             Some(ShimTarget::Works(_)) | None => notes.push(Note::NoHook),
         }
     }
