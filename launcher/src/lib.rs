@@ -84,7 +84,10 @@ pub fn main() -> ExitCode {
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
         Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, &facts),
-        Err(error) => return report_refusal((&error, None), &facts, None),
+        Err(error) => {
+            let may_original_work = facts.calling_python().is_some() && error.is_refusal();
+            return report_refusal((&error, None), may_original_work, None);
+        }
     };
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(mut launch)) => {
@@ -106,7 +109,9 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
-            report_refusal((&error, read_as.as_ref()), &facts, parent_file.map(Path::new))
+            let may_original_work =
+                facts.calling_python().is_some() && (read_as.is_some() || error.is_not_supported());
+            report_refusal((&error, read_as.as_ref()), may_original_work, parent_file.map(Path::new))
         }
     }
 }
@@ -120,17 +125,18 @@ fn run_other_program(program: &OtherProgram, facts: &Facts) -> ExitCode {
     reporter::report_error(&error, None)
 }
 
-/// Refuses the command line. Under a shim the hint is how to start PyTorch's own launcher, if that has the feature.
+/// Refuses the command line. Under a shim a further hint is how to start the original launcher, if that may have the
+/// feature.
 fn report_refusal(
     (error, read_as): (&CliError, Option<&ReadAs>),
-    facts: &Facts,
+    may_original_work: bool,
     parent_file: Option<&Path>,
 ) -> ExitCode {
     let mut text = error.render();
     if let Some(read_as) = read_as.filter(|read_as| read_as.explains(&text)) {
         text.push_str(&format!("note: the command line was read as `{}`\n", read_as.command_line()));
     }
-    if facts.calling_python().is_some() && error.is_not_supported() {
+    if may_original_work {
         text.push_str(shim::BYPASS_HINT);
         text.push('\n');
     }

@@ -1,6 +1,7 @@
 //! What is installed: the wheel, and `rankrun shim` in environments of its own.
 
 mod environment;
+mod other_launchers;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -165,7 +166,7 @@ fn shim_on_without_replaceable_torchrun_is_refused() {
     fs::remove_file(environment.bin("torchrun")).expect("it is there");
     fs::rename(environment.packages().join("torch"), environment.packages().join("no_torch"))
         .expect("it is there");
-    assert_shim_refused(&environment, "rankrun shim on", &["has no PyTorch", "hint: install PyTorch"]);
+    assert_shim_refused(&environment, "rankrun shim on", &["has no PyTorch", "hint: install it first"]);
     assert_shim_refused(
         &environment,
         "rankrun shim on --python /gone/python",
@@ -321,16 +322,18 @@ fn interrupted_shim_files_are_restored_or_removed_by_gc() {
     };
     let before = environment.files();
     let (bin, packages) = (environment.bin(""), environment.packages());
-    fs::write(bin.join(".torchrun.rankrun-new"), "new").expect("the environment is ours");
+    for name in [".torchrun.rankrun-new", ".ds.rankrun-new"] {
+        fs::write(bin.join(name), "new").expect("the environment is ours");
+    }
     fs::create_dir(packages.join("._rankrun_shim.rankrun-new")).expect("the environment is ours");
     fs::write(packages.join("._rankrun_shim.rankrun-new/record.json"), "{}")
         .expect("the environment is ours");
     fs::hard_link(environment.bin("torchrun"), bin.join(".torchrun.rankrun-old"))
         .expect("the environment is ours");
     let out = gc("--dry-run");
-    assert!(out.contains("3 paths left") && out.contains("/bin/.torchrun.rankrun-old\n"), "{out}");
+    assert!(out.contains("4 paths left") && out.contains("/bin/.torchrun.rankrun-old\n"), "{out}");
     let out = gc("--json");
-    assert_eq!(out.matches("\"fate\": \"removed\"").count(), 3, "{out}");
+    assert_eq!(out.matches("\"fate\": \"removed\"").count(), 4, "{out}");
     assert_eq!(environment.files(), before);
     assert!(!packages.join("._rankrun_shim.rankrun-new").exists());
     // The only copy.

@@ -18,7 +18,7 @@ use crate::device::visibility::AskCuda;
 use crate::device::{CudaOrder, DeviceType, Machine, ProbeScope};
 use crate::device_assignment::NodeFacts;
 
-/// The shim's variable with the Python that was to be torchrun. It is not a setting, and workers do not get it.
+/// The shim's variable with the Python that was to be the launcher. It is not a setting, and workers do not get it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
 /// Where programs are looked for when `PATH` is not set, as Python does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
@@ -121,7 +121,7 @@ impl Facts {
         Self { environment, calling_python, world: world.into(), discovered: RefCell::new(None) }
     }
 
-    /// The Python that was started as torchrun and became us, if the shim is there.
+    /// The Python that was started as a launcher and became us, if the shim is there.
     #[must_use]
     pub fn calling_python(&self) -> Option<&Path> {
         self.calling_python.as_deref()

@@ -114,6 +114,12 @@ impl CliError {
         matches!(self, Self::Setting(error) if error.is_unsupported)
     }
 
+    /// Whether the line is well-formed, and rankrun does not start it.
+    #[must_use]
+    pub(crate) const fn is_refusal(&self) -> bool {
+        !matches!(self, Self::Usage { .. } | Self::OtherUsage { .. })
+    }
+
     /// The usage text that stands before the message: only under the name `torchrun`.
     #[must_use]
     pub(crate) const fn usage(&self) -> Option<&'static str> {

@@ -74,8 +74,8 @@ enum TargetMachine {
 }
 
 /// The launchers that rankrun can stand in for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OtherLauncher {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum OtherLauncher {
     Accelerate,
     Deepspeed,
 }

@@ -2,6 +2,7 @@
 //! `rankrun-tools` carries out.
 
 mod interpret;
+mod shim;
 
 use std::ffi::{OsStr, OsString};
 use std::marker::PhantomData;
@@ -9,7 +10,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueEnum, ValueHint};
+use clap::{Arg, Args, Command as ClapCommand, Subcommand as _, ValueHint};
 
 pub(super) use interpret::{find_subcommand, interpret, is_query};
 
@@ -20,6 +21,7 @@ use super::option::{FromText, possible_values_of};
 use super::other_launcher;
 use super::python_text::parse_float;
 use rankrun_core::device::DeviceType;
+use shim::ShimArgs;
 
 /// Less would keep a driver busy.
 const SHORTEST_INTERVAL: f64 = 0.1;
@@ -258,20 +260,8 @@ Exit status:
         json: bool,
     },
     /// Make the torchrun of a Python environment rankrun's, and back
-    #[command(after_help = "\
-RANKRUN_SHIM=off in front of a command runs PyTorch's own torchrun once: for what rankrun does not support yet.")]
-    Shim {
-        /// What to do
-        #[arg(value_name = "on|off|status")]
-        verb: ShimVerb,
-        /// The Python of the environment [default: the `python` beside rankrun, else that of VIRTUAL_ENV, else that of
-        /// CONDA_PREFIX]
-        #[arg(long, value_name = "PATH")]
-        python: Option<OsString>,
-        /// With status: for programs
-        #[arg(long)]
-        json: bool,
-    },
+    #[command(after_help = shim::AFTER_HELP)]
+    Shim(ShimArgs),
     /// Print the completions for a shell
     ///
     /// Prints a script that completes the words of rankrun, the jobs that run among them.
@@ -295,18 +285,6 @@ Examples:
     },
     /// Print the version
     Version,
-}
-
-/// What `rankrun shim` does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum ShimVerb {
-    /// `torchrun`, `python …/bin/torchrun` and `python -m torch.distributed.run` run rankrun from now on; PyTorch's own
-    /// command is kept beside. Again: repairs and renews
-    On,
-    /// Brings PyTorch's own command back, to the byte
-    Off,
-    /// Says what each of the three would run
-    Status,
 }
 
 /// The form of an explanation; these may also stand among the options of the launch.

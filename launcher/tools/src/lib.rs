@@ -6,7 +6,7 @@
 //! | [`explain`] | the plan of a launch, without its effects |
 //! | [`inspect`] | `devices` and `topo` |
 //! | [`litter`] | finds and removes leftover files and folders |
-//! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
+//! | [`shim`] | makes rankrun the launcher of a Python environment, and back |
 
 pub mod control;
 pub mod explain;

@@ -30,6 +30,34 @@ if __name__ == "__main__":
     main()
 "#;
 
+/// Stands in for a module of another package with a function `main`.
+const FAKE_MAIN: &str = r#"
+import os, sys
+def main():
+    print(f"PACKAGE's own: {os.path.basename(sys.argv[0])} {sys.argv[1:]}")
+if __name__ == "__main__":
+    main()
+"#;
+
+/// Launches in its own process, as accelerate does.
+const FAKE_ACCELERATE_LAUNCH: &str = r#"
+def main():
+    import torch.distributed.run
+    torch.distributed.run.main()
+if __name__ == "__main__":
+    main()
+"#;
+
+const FAKE_ACCELERATE: &str = r#"
+import os, sys
+def main():
+    if sys.argv[1:2] == ["launch"]:
+        from accelerate.commands.launch import main
+        main()
+    else:
+        print(f"accelerate's own: {os.path.basename(sys.argv[0])} {sys.argv[1:]}")
+"#;
+
 /// A virtual environment.
 #[derive(Debug)]
 pub(crate) struct Environment {
@@ -71,6 +99,26 @@ impl Environment {
         environment
     }
 
+    /// Installs stand-ins for accelerate and DeepSpeed, with their scripts as pip writes them.
+    pub(crate) fn install_accelerate_and_deepspeed(&self) {
+        for (module, text) in [
+            ("accelerate/commands/accelerate_cli", FAKE_ACCELERATE.to_owned()),
+            ("accelerate/commands/launch", FAKE_ACCELERATE_LAUNCH.to_owned()),
+            ("deepspeed/launcher/runner", FAKE_MAIN.replace("PACKAGE", "deepspeed")),
+        ] {
+            let path = self.packages.join(format!("{module}.py"));
+            for folder in path.ancestors().skip(1).take(2) {
+                fs::create_dir_all(folder).expect("the environment is ours");
+                fs::write(folder.join("__init__.py"), "").expect("the environment is ours");
+            }
+            fs::write(path, text).expect("the environment is ours");
+        }
+        self.install_script("accelerate", "accelerate.commands.accelerate_cli", "");
+        self.install_script("accelerate-launch", "accelerate.commands.launch", "");
+        self.install_script("deepspeed", "deepspeed.launcher.runner", "");
+        self.install_script("ds", "deepspeed.launcher.runner", "");
+    }
+
     /// One that finds the real PyTorch, with its torchrun as pip installs it.
     pub(crate) fn with_torch(further: &[&str]) -> Self {
         let environment = Self::empty(further);
@@ -89,20 +137,25 @@ impl Environment {
 
     /// Writes `bin/torchrun` as pip does, with a mark.
     pub(crate) fn install_torchrun(&self, mark: &str) {
+        self.install_script("torchrun", "torch.distributed.run", mark);
+    }
+
+    /// Writes a console script as pip does, with a mark.
+    pub(crate) fn install_script(&self, name: &str, module: &str, mark: &str) {
         // As pip: the old file is removed first.
-        let _ = fs::remove_file(self.bin("torchrun"));
+        let _ = fs::remove_file(self.bin(name));
         let lines = [
             format!("#!{}", self.bin("python").display()),
             format!("# -*- coding: utf-8 -*-{mark}"),
             "import re".to_owned(),
             "import sys".to_owned(),
-            "from torch.distributed.run import main".to_owned(),
+            format!("from {module} import main"),
             "if __name__ == '__main__':".to_owned(),
             r"    sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])".to_owned(),
             "    sys.exit(main())".to_owned(),
         ];
-        let _ = self.scratch.file("env/bin/torchrun", &(lines.join("\n") + "\n"), 0o755);
-        let _ = fs::remove_file(self.bin("torchrun.source"));
+        let _ = self.scratch.file(&format!("env/bin/{name}"), &(lines.join("\n") + "\n"), 0o755);
+        let _ = fs::remove_file(self.bin(&format!("{name}.source")));
     }
 
     pub(crate) fn prefix(&self) -> String {

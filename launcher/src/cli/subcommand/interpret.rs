@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, FromArgMatches};
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::{COMMANDS, ExplainArgs, ProbeArgs, ShimVerb, Subcommand, help_of, is_name};
+use super::{COMMANDS, ExplainArgs, ProbeArgs, Subcommand, help_of, is_name};
 use crate::cli::device_request::probe_timeout;
 use crate::cli::error::{CliError, Origin, SettingError, UsageError};
 use crate::cli::external_worker::local_rank_in;
@@ -22,7 +22,6 @@ use rankrun_core::spec::{CliFlavor, OutputFormat};
 use rankrun_tools::control::command::{ControlCommand, ControlVerb, JobVerb};
 use rankrun_tools::explain::ExplainForm;
 use rankrun_tools::inspect::{InspectRequest, OutputMode, Subject};
-use rankrun_tools::shim::{ShimCommand, ShimRequest};
 
 /// A program or script may have these names: a file here is meant before them.
 const BEHIND_FILES: [&str; 4] = ["completions", "help", "man", "version"];
@@ -110,7 +109,7 @@ pub(in crate::cli) fn interpret(
             };
             Command::Gc(GcRequest { mode, format: format(json) })
         }
-        Subcommand::Shim { verb, python, json } => shim(verb, python, json)?,
+        Subcommand::Shim(args) => Command::Shim(args.request()?),
         Subcommand::Completions { shell } => Command::Print(completion::script(CliFlavor::Rankrun, shell)),
         Subcommand::Man => Command::Print(man::page()),
         Subcommand::Help { topic } => Command::Print(help_about(topic.as_deref())?),
@@ -135,24 +134,12 @@ fn explain_form(words: &[OsString], workers: LocalWorldSize) -> Result<ExplainFo
     }
 }
 
-const fn format(json: bool) -> OutputFormat {
+pub(super) const fn format(json: bool) -> OutputFormat {
     if json { OutputFormat::Json } else { OutputFormat::Text }
 }
 
 fn control(verb: ControlVerb, job: Option<String>, json: bool) -> Command {
     Command::Control(ControlCommand { verb, job, format: format(json) })
-}
-
-fn shim(verb: ShimVerb, python: Option<OsString>, json: bool) -> Result<Command, CliError> {
-    let command = match (verb, json) {
-        (ShimVerb::On, false) => ShimCommand::On,
-        (ShimVerb::Off, false) => ShimCommand::Off,
-        (ShimVerb::Status, json) => ShimCommand::Status(format(json)),
-        (ShimVerb::On | ShimVerb::Off, true) => {
-            return Err(usage(UsageError::UnknownTo { command: "shim", word: "--json".to_owned() }));
-        }
-    };
-    Ok(Command::Shim(ShimRequest { command, python }))
 }
 
 /// The help of a launch, about a topic, or of a subcommand.
@@ -167,7 +154,7 @@ fn help_about(topic: Option<&str>) -> Result<String, CliError> {
     text.ok_or_else(|| usage(UsageError::UnknownTo { command: "help", word: topic.to_owned() }))
 }
 
-fn usage(error: UsageError) -> CliError {
+pub(super) fn usage(error: UsageError) -> CliError {
     CliError::Usage { cli_flavor: CliFlavor::Rankrun, error }
 }
 

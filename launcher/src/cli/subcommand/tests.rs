@@ -8,7 +8,7 @@ use rankrun_core::gc::{GcMode, GcRequest};
 use rankrun_core::spec::OutputFormat;
 use rankrun_tools::control::command::{ControlCommand, ControlVerb, JobVerb};
 use rankrun_tools::inspect::{InspectRequest, OutputMode, Subject};
-use rankrun_tools::shim::{ShimCommand, ShimRequest};
+use rankrun_tools::shim::{Launcher, ShimCommand, ShimRequest};
 
 const TEXT: OutputMode = OutputMode::Once(OutputFormat::Text);
 const JSON: OutputMode = OutputMode::Once(OutputFormat::Json);
@@ -158,9 +158,13 @@ fn shim_arguments_are_accepted_in_any_order() {
     let shim = |command, python: Option<&str>| {
         Ok(Command::Shim(ShimRequest { command, python: python.map(OsString::from) }))
     };
-    assert_eq!(command_of("shim on"), shim(ShimCommand::On, None));
+    assert_eq!(command_of("shim on"), shim(ShimCommand::On(vec![]), None));
+    let both = vec![Launcher::Accelerate, Launcher::Deepspeed];
+    for line in ["on --also accelerate,deepspeed", "--also=accelerate on --also deepspeed"] {
+        assert_eq!(command_of(&format!("shim {line}")), shim(ShimCommand::On(both.clone()), None), "{line}");
+    }
     assert_eq!(command_of("shim off --python /a/python"), shim(ShimCommand::Off, Some("/a/python")));
-    assert_eq!(command_of("shim --python=/a/python on"), shim(ShimCommand::On, Some("/a/python")));
+    assert_eq!(command_of("shim --python=/a/python on"), shim(ShimCommand::On(vec![]), Some("/a/python")));
     assert_eq!(command_of("shim --json status"), shim(ShimCommand::Status(OutputFormat::Json), None));
     assert_eq!(command_of("shim status"), shim(ShimCommand::Status(OutputFormat::Text), None));
     assert!(matches!(command_of("shim on --help"), Ok(Command::Print(_))));
@@ -176,6 +180,9 @@ fn unknown_shim_argument_is_named() {
         ("shim on --json", "does not know `--json`"),
         ("shim on --python", "`--python` needs a value"),
         ("shim status --jason", "does not know `--jason`"),
+        ("shim off --also accelerate", "does not know `--also`"),
+        ("shim on --also", "`--also` needs a value"),
+        ("shim on --also accelerate,horovodrun", "which is not one of `accelerate`, `deepspeed`"),
     ] {
         let error = command_of(line).unwrap_err();
         assert!(error.contains(part) && error.contains("\nhint: "), "`{line}`: {error}");

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use super::error::ShimError;
 use super::layout::{File, LONGEST_SCRIPT, Layout};
 use super::plan::{Content, GuardPackage, PathChange};
-use super::state::{FoundFiles, PathEntry, ShimTarget};
+use super::script::SCRIPTS;
+use super::state::{FoundFiles, FoundScript, PathEntry, ShimTarget};
 
 /// Behind the name of a file that is to take its place.
 pub(super) const NEW: &str = "new";
@@ -26,15 +27,21 @@ pub(super) fn read_files(
     layout: &Layout,
     is_program: impl Fn(&Path) -> bool,
 ) -> Result<FoundFiles, ShimError> {
-    let link = fs::read_link(layout.link()).ok();
+    let target =
+        |path: PathBuf| if is_program(&path) { ShimTarget::Works(path) } else { ShimTarget::Gone(path) };
+    let found = |script| {
+        Ok(FoundScript {
+            script,
+            file: read(&layout.script(script))?,
+            saved_original: read(&layout.saved_original(script))?,
+            link: fs::read_link(layout.link(script)).ok().map(target),
+        })
+    };
     Ok(FoundFiles {
-        torchrun: read(&layout.torchrun)?,
-        saved_original: read(&layout.saved_original)?,
+        scripts: SCRIPTS.iter().map(found).collect::<Result<_, ShimError>>()?,
         guard: read(&layout.guard)?,
         hook: read(&layout.hook())?,
         record: read(&layout.record())?,
-        link: link
-            .map(|path| if is_program(&path) { ShimTarget::Works(path) } else { ShimTarget::Gone(path) }),
     })
 }
 
@@ -118,7 +125,7 @@ fn stage_package(new: &Path, package: &GuardPackage) -> io::Result<()> {
     fs::set_permissions(new, Permissions::from_mode(0o755))?;
     write(&new.join("__init__.py"), &package.hook, 0o644)?;
     write(&new.join("record.json"), &serde_json::to_vec_pretty(&package.record)?, 0o644)?;
-    symlink(&package.rankrun, new.join("torchrun"))
+    package.record.scripts.keys().try_for_each(|name| symlink(&package.rankrun, new.join(name)))
 }
 
 fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {

@@ -1,14 +1,16 @@
 //! Chooses the Python environment to change. Its data comes from the interpreter's own report ([`super::probe`]).
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::ShimError;
+use super::script::Launcher;
 use rankrun_core::facts::Facts;
 use rankrun_host::program::{find_program, folder_of_launcher};
 
-/// The program for the chosen Python: it prints texts between NUL bytes.
+/// The program for the chosen Python, whose arguments are the launchers' packages: it prints texts between NUL bytes.
 pub(super) const PROBE_SCRIPT: &str = include_str!("templates/probe.py");
 
 /// A Python environment: a venv, a conda environment, or the folders of an installed Python.
@@ -20,16 +22,23 @@ pub(super) struct PythonEnvironment {
     pub(super) scripts: PathBuf,
     /// The folder of installed packages (`site-packages`), with the `.pth` files of each start.
     pub(super) packages: PathBuf,
-    /// The PyTorch that it finds, wherever that is installed.
-    pub(super) torch: Option<TorchInstall>,
+    /// The launchers' packages that it finds, wherever they are installed.
+    pub(super) installs: BTreeMap<Launcher, PackageInstall>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TorchInstall {
-    /// The folder of the package `torch`.
+pub(super) struct PackageInstall {
+    /// The folder of the package.
     pub(super) folder: PathBuf,
-    /// PyTorch's version, if the installation has it.
+    /// The package's version, if the installation has it.
     pub(super) version: String,
+}
+
+impl PythonEnvironment {
+    #[must_use]
+    pub(super) fn has(&self, launcher: Launcher) -> bool {
+        self.installs.contains_key(&launcher)
+    }
 }
 
 /// The Python of the environment: the named one, else the one beside rankrun, else the active one.
@@ -75,13 +84,20 @@ pub(super) fn parse(python_path: &Path, answer: &[u8]) -> Result<PythonEnvironme
         [_, _, version] => {
             Err(ShimError::PythonTooOld { python: python_path.to_owned(), version: display_word(version) })
         }
-        [python, prefix, _, scripts, packages, torch, version] => {
+        [python, prefix, _, scripts, packages, ref installs @ ..]
+            if installs.len() == 2 * Launcher::ALL.len() =>
+        {
             // An interpreter that does not know its own path is called by the one that we know.
             let python = if python.is_empty() { python_path } else { Path::new(python) };
-            let torch = (!torch.is_empty())
-                .then(|| TorchInstall { folder: torch.into(), version: display_word(version) });
+            let install = |(launcher, fields): (Launcher, &[&OsStr])| match fields {
+                [folder, version] if !folder.is_empty() => {
+                    Some((launcher, PackageInstall { folder: folder.into(), version: display_word(version) }))
+                }
+                _ => None,
+            };
+            let installs = Launcher::ALL.into_iter().zip(installs.chunks(2)).filter_map(install).collect();
             let [prefix, scripts, packages] = [prefix, scripts, packages].map(PathBuf::from);
-            Ok(PythonEnvironment { python: python.to_owned(), prefix, scripts, packages, torch })
+            Ok(PythonEnvironment { python: python.to_owned(), prefix, scripts, packages, installs })
         }
         _ => Err(ShimError::PythonSilent {
             python: python_path.to_owned(),
@@ -94,14 +110,14 @@ fn display_word(text: &OsStr) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// A path that a shell script and a Python source can hold between single quotes.
+/// Refuses a path that a shell script and a Python source cannot hold between single quotes.
 ///
 /// # Errors
 /// It has a quote, a backslash or a control character.
-pub(super) fn quotable(path: &Path) -> Result<&[u8], ShimError> {
-    let bytes = path.as_os_str().as_bytes();
+pub(super) fn check_quotable(path: &Path) -> Result<(), ShimError> {
     let plain = |byte: &u8| !matches!(byte, b'\'' | b'\\') && !byte.is_ascii_control();
-    if bytes.iter().all(plain) { Ok(bytes) } else { Err(ShimError::Unquotable { path: path.to_owned() }) }
+    let is_plain = path.as_os_str().as_bytes().iter().all(plain);
+    if is_plain { Ok(()) } else { Err(ShimError::Unquotable { path: path.to_owned() }) }
 }
 
 /// The path by which rankrun was called if that is this program, since it stays when a new version replaces the
@@ -158,12 +174,17 @@ mod tests {
     #[test]
     fn python_probe_output_is_parsed() {
         let python_path = Path::new("/env/bin/python");
-        let answer = b"/env/bin/python\0/env\x003.11\0/env/bin\0/env/lib/\xff\0/else/torch\x002.15.0";
+        let answer = b"/env/bin/python\0/env\x003.11\0/env/bin\0/env/lib/\xff\0/else/torch\x002.15.0\0\0\0/else/deepspeed\0";
         let environment = parse(python_path, answer).unwrap();
         assert_eq!(environment.packages.as_os_str().as_bytes(), b"/env/lib/\xff");
-        assert_eq!(environment.torch.map(|torch| torch.version).as_deref(), Some("2.15.0"));
-        let environment = parse(python_path, b"\0/env\x003.11\0/env/bin\0/env/lib\0\0").unwrap();
-        assert_eq!((environment.python.as_path(), environment.torch), (python_path, None));
+        let found: Vec<_> = environment
+            .installs
+            .iter()
+            .map(|(launcher, install)| (*launcher, &install.version[..]))
+            .collect();
+        assert_eq!(found, [(Launcher::Torchrun, "2.15.0"), (Launcher::Deepspeed, "")]);
+        let environment = parse(python_path, b"\0/env\x003.11\0/env/bin\0/env/lib\0\0\0\0\0\0").unwrap();
+        assert_eq!((environment.python.as_path(), environment.installs.len()), (python_path, 0));
         let error = parse(python_path, b"/env/bin/python\0/env\x003.6").unwrap_err().to_string();
         assert!(error.contains("is Python 3.6"), "{error}");
         let error = parse(python_path, b"hello").unwrap_err().to_string();

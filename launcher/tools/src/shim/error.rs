@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::script::Launcher;
 use rankrun_host::program::ProgramProblem;
 
 /// Reasons why the shim command failed.
@@ -52,15 +53,19 @@ pub enum ShimError {
         /// The path of the environment's file.
         path: PathBuf,
     },
-    /// PyTorch is missing, so there is no torchrun to replace.
-    #[error("the environment `{}` has no PyTorch", prefix.display())]
-    NoTorch {
+    /// The package is missing, so there is no launcher to replace.
+    #[error("the environment `{}` has no {launcher}", prefix.display())]
+    NotInstalled {
+        /// The launcher whose package it is.
+        launcher: Launcher,
         /// The environment's prefix, its root folder.
         prefix: PathBuf,
     },
-    /// Another program is installed in place of PyTorch's torchrun.
-    #[error("`{}` is not the script that comes with PyTorch", path.display())]
+    /// Another program is installed in place of a launcher's script.
+    #[error("`{}` is not the script that comes with {launcher}", path.display())]
     Foreign {
+        /// The launcher whose script has this name.
+        launcher: Launcher,
         /// The path of the other program.
         path: PathBuf,
     },
@@ -96,8 +101,8 @@ impl ShimError {
             Self::CannotAsk { .. } | Self::PythonSilent { .. } => "name another Python with `--python`",
             Self::PythonTooOld { .. } => "use the environment that has PyTorch",
             Self::Unquotable { .. } => "an environment in a folder with a plain name works",
-            Self::NoTorch { .. } => {
-                "install PyTorch first, or name the Python of the environment that has it with `--python`"
+            Self::NotInstalled { .. } => {
+                "install it first, or name the Python of the environment that has it with `--python`"
             }
             Self::Foreign { .. } => "move it away; `rankrun shim on` then makes one of its own",
             Self::Change { source, .. } if is_forbidden(source) => {

@@ -1,33 +1,33 @@
 //! The paths of the shim's files in an environment, and the text of each file. `plan` orders the changes and `disk`
 //! makes them. Pure.
 
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::environment::{PythonEnvironment, quotable};
+use super::environment::{PythonEnvironment, check_quotable};
 use super::error::ShimError;
+use super::script::{ENTRY_POINT, SCRIPTS, Script};
 
 /// The line that Python runs at each start: the whole cost of the shim for other programs. The inner text is compiled
-/// only for `-m` and for scripts with names that end in `run`; Python 3.8 and 3.9 do not know the whole command line.
+/// only for `-m` and for scripts whose names end as those of launchers do; Python 3.8 and 3.9 do not know the whole
+/// command line.
 const GUARD: &str = include_str!("templates/guard.pth");
 const HOOK: &str = include_str!("templates/hook.py");
-const TORCHRUN: &str = include_str!("templates/torchrun");
-/// Stands in every torchrun that the shim has written.
-const MARK: &[u8] = b"# Made by `rankrun shim on`";
-/// Every script that installers write for torchrun has one of them.
-const SIGNS: [&str; 2] = ["torch.distributed.run", "console_scripts"];
+const SCRIPT: &str = include_str!("templates/script");
 /// Longer than any script that an installer writes.
 pub(super) const LONGEST_SCRIPT: usize = 1 << 16;
 
 /// The paths of all that the shim makes in an environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
-    pub(super) torchrun: PathBuf,
-    pub(super) saved_original: PathBuf,
+    /// The folder of the console scripts and of the originals that are kept.
+    pub(super) scripts: PathBuf,
     /// The line that Python runs at each start.
     pub(super) guard: PathBuf,
-    /// A package of three files: the hook that the guard calls, the link to rankrun, the record.
+    /// A package: the hook that the guard calls, a link to rankrun for each replaced script, the record.
     pub(super) package: PathBuf,
 }
 
@@ -41,8 +41,7 @@ impl Layout {
     #[must_use]
     pub(super) fn at(scripts: &Path, packages: &Path) -> Self {
         Self {
-            torchrun: scripts.join("torchrun"),
-            saved_original: scripts.join("torchrun.rankrun-original"),
+            scripts: scripts.to_owned(),
             guard: packages.join("rankrun_shim.pth"),
             package: packages.join("_rankrun_shim"),
         }
@@ -50,8 +49,19 @@ impl Layout {
 
     /// Every path that a change may replace.
     #[must_use]
-    pub(super) fn places(self) -> [PathBuf; 4] {
-        [self.torchrun, self.saved_original, self.guard, self.package]
+    pub(super) fn places(self) -> Vec<PathBuf> {
+        let scripts = SCRIPTS.iter().flat_map(|script| [self.script(script), self.saved_original(script)]);
+        scripts.chain([self.guard.clone(), self.package.clone()]).collect()
+    }
+
+    #[must_use]
+    pub(super) fn script(&self, script: &Script) -> PathBuf {
+        self.scripts.join(script.name)
+    }
+
+    #[must_use]
+    pub(super) fn saved_original(&self, script: &Script) -> PathBuf {
+        self.scripts.join(format!("{}.rankrun-original", script.name))
     }
 
     #[must_use]
@@ -59,10 +69,10 @@ impl Layout {
         self.package.join("__init__.py")
     }
 
-    /// The link to rankrun; its name makes it torchrun.
+    /// The link to rankrun; its name makes it the launcher. The script is replaced as long as the link is there.
     #[must_use]
-    pub(super) fn link(&self) -> PathBuf {
-        self.package.join("torchrun")
+    pub(super) fn link(&self, script: &Script) -> PathBuf {
+        self.package.join(script.name)
     }
 
     #[must_use]
@@ -81,7 +91,8 @@ pub(super) struct File {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OriginalFiles {
     pub(super) rankrun: String,
-    pub(super) original: Option<OriginalScript>,
+    /// The replaced scripts by name; null for one that did not exist.
+    pub(super) scripts: BTreeMap<String, Option<OriginalScript>>,
 }
 
 /// A script as JSON can hold it: one character per byte.
@@ -109,9 +120,10 @@ impl OriginalScript {
 /// The texts that the shim writes into an environment, whichever rankrun it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShimTexts {
-    pub(super) torchrun: Vec<u8>,
     pub(super) hook: Vec<u8>,
     pub(super) guard: Vec<u8>,
+    python: PathBuf,
+    layout: Layout,
 }
 
 impl ShimTexts {
@@ -120,26 +132,39 @@ impl ShimTexts {
     /// # Errors
     /// A script cannot contain one of its paths.
     pub(super) fn of(environment: &PythonEnvironment, layout: &Layout) -> Result<Self, ShimError> {
-        let link = layout.link();
-        let torchrun = fill(
-            TORCHRUN,
-            &[
-                ("@RANKRUN@", quotable(&link)?),
-                ("@PYTHON@", quotable(&environment.python)?),
-                ("@KEPT@", python_bytes(quotable(&layout.saved_original)?).as_bytes()),
-            ],
-        );
-        let signs = SIGNS.map(|sign| format!("b\"{sign}\"")).join(", ");
+        for path in [&environment.python, &environment.prefix, &layout.scripts, &layout.package] {
+            check_quotable(path)?;
+        }
         let hook = fill(
             HOOK,
             &[
-                ("@PREFIX@", python_bytes(quotable(&environment.prefix)?).as_bytes()),
-                ("@TORCHRUN@", python_bytes(quotable(&layout.torchrun)?).as_bytes()),
+                ("@PREFIX@", python_bytes(&environment.prefix).as_bytes()),
+                (
+                    "@SCRIPTS@",
+                    SCRIPTS.iter().map(|script| hook_line(script, layout)).collect::<String>().as_bytes(),
+                ),
                 ("@LONGEST@", LONGEST_SCRIPT.to_string().as_bytes()),
-                ("@SIGNS@", format!("({signs})").as_bytes()),
+                ("@ENTRY_POINT@", ENTRY_POINT.as_bytes()),
             ],
         );
-        Ok(Self { torchrun, hook, guard: GUARD.as_bytes().to_vec() })
+        let guard = GUARD.as_bytes().to_vec();
+        Ok(Self { hook, guard, python: environment.python.clone(), layout: layout.clone() })
+    }
+
+    /// The text that takes the place of this script.
+    #[must_use]
+    pub(super) fn script(&self, script: &Script) -> Vec<u8> {
+        let is_launch = script.subcommand.map(|word| format!(r#" && [ "$1" = {word} ]"#)).unwrap_or_default();
+        fill(
+            SCRIPT,
+            &[
+                ("@RANKRUN@", self.layout.link(script).as_os_str().as_bytes()),
+                ("@IS_LAUNCH@", is_launch.as_bytes()),
+                ("@PYTHON@", self.python.as_os_str().as_bytes()),
+                ("@KEPT@", python_bytes(&self.layout.saved_original(script)).as_bytes()),
+                ("@MODULE@", script.module.as_bytes()),
+            ],
+        )
     }
 
     /// Whether a hook, of whichever version, was written for the same environment.
@@ -150,19 +175,6 @@ impl ShimTexts {
         };
         place(hook) == place(&self.hook)
     }
-}
-
-/// Whether a `bin/torchrun` was written by the shim, of this or another version.
-#[must_use]
-pub(super) fn is_shim(script: &[u8]) -> bool {
-    script.windows(MARK.len()).any(|window| window == MARK)
-}
-
-/// Whether it is a script that an installer writes for PyTorch's torchrun.
-#[must_use]
-pub(super) fn is_original(script: &[u8]) -> bool {
-    let has = |sign: &str| script.windows(sign.len()).any(|window| window == sign.as_bytes());
-    script.starts_with(b"#!") && !is_shim(script) && SIGNS.into_iter().any(has)
 }
 
 /// Replaces each of the names, at every place.
@@ -187,8 +199,15 @@ fn fill(template: &str, values: &[(&str, &[u8])]) -> Vec<u8> {
     text
 }
 
-/// A Python literal of these bytes, in ASCII.
-fn python_bytes(bytes: &[u8]) -> String {
+/// A script in the hook's list.
+fn hook_line(script: &Script, layout: &Layout) -> String {
+    let subcommand = script.subcommand.map_or_else(|| "None".to_owned(), |word| format!("'{word}'"));
+    format!("    ({}, b'{}', {subcommand}),\n", python_bytes(&layout.script(script)), script.module)
+}
+
+/// A Python literal of the path's bytes, in ASCII.
+fn python_bytes(path: &Path) -> String {
+    let bytes = path.as_os_str().as_bytes();
     let escaped: String = bytes.iter().flat_map(|byte| byte.escape_ascii()).map(char::from).collect();
     format!("b'{escaped}'")
 }

@@ -6,13 +6,16 @@ use std::process::{Command, Stdio};
 
 use super::environment::PROBE_SCRIPT;
 use super::error::ShimError;
+use super::script::Launcher;
 
 /// Its answer, unread.
 ///
 /// # Errors
 /// It cannot be started, or it fails.
 pub(super) fn run_python_probe(python: &Path) -> Result<Vec<u8>, ShimError> {
-    let result = Command::new(python).arg("-c").arg(PROBE_SCRIPT).stdin(Stdio::null()).output();
+    let packages = Launcher::ALL.map(Launcher::package);
+    let mut command = Command::new(python);
+    let result = command.args(["-c", PROBE_SCRIPT]).args(packages).stdin(Stdio::null()).output();
     let output = result.map_err(|source| ShimError::CannotAsk { python: python.to_owned(), source })?;
     if output.status.success() {
         return Ok(output.stdout);

@@ -1,4 +1,4 @@
-//! `rankrun shim status`: the program behind each way of calling torchrun, as a table and as JSON. `disk` reads the
+//! `rankrun shim status`: the program behind each way of calling a launcher, as a table and as JSON. `disk` reads the
 //! state of the environment. Pure.
 
 use std::fmt;
@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use super::environment::PythonEnvironment;
 use super::layout::Layout;
-use super::state::{FileAge, ShimState, ShimTarget, Torchrun};
+use super::script::Launcher;
+use super::state::{FileAge, ScriptFile, ScriptState, ShimState, ShimTarget};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallTarget {
     Rankrun,
-    Torch,
+    Original(Launcher),
     Foreign,
     Nothing,
 }
@@ -22,7 +23,7 @@ impl CallTarget {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Rankrun => "rankrun",
-            Self::Torch => "torch",
+            Self::Original(launcher) => launcher.package(),
             Self::Foreign => "foreign",
             Self::Nothing => "nothing",
         }
@@ -31,12 +32,12 @@ impl CallTarget {
 
 impl fmt::Display for CallTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Rankrun => "rankrun",
-            Self::Torch => "PyTorch's",
-            Self::Foreign => "another program",
-            Self::Nothing => "nothing",
-        })
+        match self {
+            Self::Rankrun => f.pad("rankrun"),
+            Self::Original(launcher) => f.pad(&format!("{launcher}'s")),
+            Self::Foreign => f.pad("another program"),
+            Self::Nothing => f.pad("nothing"),
+        }
     }
 }
 
@@ -59,43 +60,44 @@ pub(super) enum ShimHealth {
 /// A further fact for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Note {
-    /// An installer has written `bin/torchrun` again.
-    Reinstalled,
+    /// An installer has written the script again.
+    Reinstalled(PathBuf),
     /// Another version has written some of it.
     Old,
     NoHook,
     /// The rankrun that it starts is gone.
     Gone(PathBuf),
-    Foreign(PathBuf),
+    Foreign(Launcher, PathBuf),
     Missing(PathBuf),
     OtherInPath(PathBuf),
-    NoTorch,
+    NotInstalled(Launcher),
     SwitchedOff,
 }
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Reinstalled => f.write_str(
-                "PyTorch's script is back, probably by a reinstallation: Python starts first and then becomes rankrun; \
-                 `rankrun shim on` saves that",
+            Self::Reinstalled(path) => write!(
+                f,
+                "`{}` is the original again, probably by a reinstallation: Python starts first and then becomes \
+                 rankrun; `rankrun shim on` saves that",
+                path.display()
             ),
             Self::Old => f.write_str("another version wrote a part of it; `rankrun shim on` renews it"),
             Self::NoHook => f.write_str("the hook is not complete; `rankrun shim on` repairs it"),
-            Self::Gone(path) => write!(
-                f,
-                "`{}` is gone, so PyTorch's own torchrun runs; `rankrun shim on` repairs it",
-                path.display()
-            ),
-            Self::Foreign(path) => {
-                write!(f, "`{}` is not the script that comes with PyTorch", path.display())
+            Self::Gone(path) => {
+                write!(f, "`{}` is gone, so the originals run; `rankrun shim on` repairs it", path.display())
+            }
+            Self::Foreign(launcher, path) => {
+                write!(f, "`{}` is not the script that comes with {launcher}", path.display())
             }
             Self::Missing(path) => write!(f, "`{}` does not exist", path.display()),
             Self::OtherInPath(path) => {
-                write!(f, "`torchrun` without a path is another environment's here: `{}`", path.display())
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                write!(f, "`{name}` without a path is another environment's here: `{}`", path.display())
             }
-            Self::NoTorch => f.write_str("this environment has no PyTorch"),
-            Self::SwitchedOff => f.write_str("`RANKRUN_SHIM=off` is set here: PyTorch's own torchrun runs"),
+            Self::NotInstalled(launcher) => write!(f, "this environment has no {launcher}"),
+            Self::SwitchedOff => f.write_str("`RANKRUN_SHIM=off` is set here: the originals run"),
         }
     }
 }
@@ -113,8 +115,8 @@ pub(super) struct Status<'a> {
 /// The facts outside of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OutsideFacts {
-    /// The torchrun that `PATH` leads to, links resolved, if it is not the environment's.
-    pub(super) other_in_path: Option<PathBuf>,
+    /// The scripts that `PATH` leads to and that are not the environment's.
+    pub(super) others_in_path: Vec<PathBuf>,
     pub(super) switched_off: bool,
 }
 
@@ -129,7 +131,7 @@ impl<'a> Status<'a> {
         let health = health(state);
         Self {
             environment,
-            rankrun: state.link.as_ref(),
+            rankrun: state.target(),
             health,
             ways: call_routes(environment, layout, state, outside.switched_off),
             notes: notes(environment, layout, state, outside),
@@ -138,10 +140,6 @@ impl<'a> Status<'a> {
 
     #[must_use]
     pub(super) fn table(&self) -> String {
-        let torch = match &self.environment.torch {
-            Some(torch) => format!("{} in {}", torch.version, torch.folder.display()),
-            None => "none".to_owned(),
-        };
         let rankrun = match self.rankrun {
             Some(ShimTarget::Works(path)) => path.display().to_string(),
             Some(ShimTarget::Gone(path)) => format!("{} (gone)", path.display()),
@@ -152,14 +150,23 @@ impl<'a> Status<'a> {
             ShimHealth::On => "on",
             ShimHealth::Partly => "partly on",
         };
+        let packages = Launcher::ALL.into_iter().filter_map(|launcher| {
+            let value = match self.environment.installs.get(&launcher) {
+                Some(install) => format!("{} in {}", install.version, install.folder.display()),
+                None if launcher == Launcher::Torchrun => "none".to_owned(),
+                None => return None,
+            };
+            Some((launcher.package(), value))
+        });
         let mut text = String::new();
         for (name, value) in [
             ("environment", self.environment.prefix.display().to_string()),
             ("python", self.environment.python.display().to_string()),
-            ("torch", torch),
-            ("shim", shim.to_owned()),
-            ("starts", rankrun),
-        ] {
+        ]
+        .into_iter()
+        .chain(packages)
+        .chain([("shim", shim.to_owned()), ("starts", rankrun)])
+        {
             text.push_str(&format!("{name:<12} {value}\n"));
         }
         let width = self.ways.iter().map(|way| way.call.chars().count()).max().unwrap_or_default();
@@ -181,10 +188,13 @@ impl<'a> Status<'a> {
             .iter()
             .map(|way| json!({ "call": way.call, "runs": way.runs.as_str(), "by": way.by }))
             .collect();
+        let version = |launcher| self.environment.installs.get(&launcher).map(|install| &install.version);
         let value = json!({
             "environment": text(&self.environment.prefix),
             "python": text(&self.environment.python),
-            "torch": self.environment.torch.as_ref().map(|torch| &torch.version),
+            "torch": version(Launcher::Torchrun),
+            "accelerate": version(Launcher::Accelerate),
+            "deepspeed": version(Launcher::Deepspeed),
             "shim": match self.health {
                 ShimHealth::Off => "off",
                 ShimHealth::On => "on",
@@ -199,12 +209,17 @@ impl<'a> Status<'a> {
 }
 
 fn health(state: &ShimState) -> ShimHealth {
-    let complete = state.torchrun == Torchrun::Shim(FileAge::Current) && state.hook == Some(FileAge::Current);
-    match state.torchrun {
-        _ if complete && state.hook_works() => ShimHealth::On,
-        Torchrun::Shim(_) => ShimHealth::Partly,
-        _ if state.has_traces || state.link.is_some() => ShimHealth::Partly,
-        _ => ShimHealth::Off,
+    let is_complete = |script: &ScriptState| {
+        script.file == ScriptFile::Shim(FileAge::Current)
+            && script.link_works()
+            && state.hook == Some(FileAge::Current)
+    };
+    if !state.has_traces && !state.scripts.iter().any(ScriptState::is_on) {
+        ShimHealth::Off
+    } else if state.reported_scripts().all(is_complete) {
+        ShimHealth::On
+    } else {
+        ShimHealth::Partly
     }
 }
 
@@ -214,28 +229,54 @@ fn call_routes(
     state: &ShimState,
     switched_off: bool,
 ) -> Vec<CallRoute> {
-    let hook = state.hook_works() && !switched_off;
-    let link = matches!(state.link, Some(ShimTarget::Works(_))) && !switched_off;
-    let torch = if environment.torch.is_some() { CallTarget::Torch } else { CallTarget::Nothing };
-    let script = match state.torchrun {
-        Torchrun::Missing => (CallTarget::Nothing, "not there"),
-        Torchrun::Foreign => (CallTarget::Foreign, "the file itself"),
-        Torchrun::Original(_) | Torchrun::Shim(_) if hook => (CallTarget::Rankrun, "the hook"),
-        Torchrun::Original(_) => (torch, "the file itself"),
-        Torchrun::Shim(_) => (torch, "the kept file"),
-    };
-    let plain = match state.torchrun {
-        Torchrun::Shim(_) if link => (CallTarget::Rankrun, "the file itself"),
-        _ => script,
-    };
-    let module = if hook { (CallTarget::Rankrun, "the hook") } else { (torch, "the module") };
     let python = environment.python.file_name().unwrap_or_default().to_string_lossy();
-    let calls = [
-        ("torchrun".to_owned(), plain),
-        (format!("{python} {}", layout.torchrun.display()), script),
-        (format!("{python} -m torch.distributed.run"), module),
-    ];
-    calls.into_iter().map(|(call, (runs, by))| CallRoute { call, runs, by }).collect()
+    let mut routes = Vec::new();
+    let mut route = |call, (runs, by)| routes.push(CallRoute { call, runs, by });
+    for launcher in Launcher::ALL {
+        // Another launcher is of no interest where it is neither installed nor replaced.
+        if launcher != Launcher::Torchrun && !environment.has(launcher) && !state.is_on(launcher) {
+            continue;
+        }
+        let original =
+            if environment.has(launcher) { CallTarget::Original(launcher) } else { CallTarget::Nothing };
+        let mut module = (original, "the module");
+        for script_state in state.scripts.iter().filter(|state| state.script.launcher == launcher) {
+            let script = script_state.script;
+            let link = script_state.link_works() && !switched_off;
+            let hook = link && state.hook.is_some();
+            let [by_shell, by_python] = script_targets(&script_state.file, link, hook, original);
+            route(script.call(script.name), by_shell);
+            let path = layout.script(script).display().to_string();
+            route(format!("{python} {}", script.call(&path)), by_python);
+            // The modules of other launchers are left alone.
+            if hook && launcher == Launcher::Torchrun {
+                module = (CallTarget::Rankrun, "the hook");
+            }
+        }
+        route(format!("{python} -m {}", launcher.module()), module);
+    }
+    routes
+}
+
+/// The program that a script runs, and by what: called by a shell, and by Python.
+const fn script_targets(
+    file: &ScriptFile,
+    link: bool,
+    hook: bool,
+    original: CallTarget,
+) -> [(CallTarget, &'static str); 2] {
+    let by_python = match file {
+        ScriptFile::Missing => (CallTarget::Nothing, "not there"),
+        ScriptFile::Foreign => (CallTarget::Foreign, "the file itself"),
+        ScriptFile::Original(_) | ScriptFile::Shim(_) if hook => (CallTarget::Rankrun, "the hook"),
+        ScriptFile::Original(_) => (original, "the file itself"),
+        ScriptFile::Shim(_) => (original, "the kept file"),
+    };
+    let by_shell = match file {
+        ScriptFile::Shim(_) if link => (CallTarget::Rankrun, "the file itself"),
+        _ => by_python,
+    };
+    [by_shell, by_python]
 }
 
 fn notes(
@@ -245,28 +286,35 @@ fn notes(
     outside: OutsideFacts,
 ) -> Vec<Note> {
     let is_there = health(state) != ShimHealth::Off;
-    let is_old = state.torchrun == Torchrun::Shim(FileAge::Old) || state.hook == Some(FileAge::Old);
     let mut notes = Vec::new();
-    if environment.torch.is_none() {
-        notes.push(Note::NoTorch);
+    let is_missed = |launcher: &Launcher| {
+        !environment.has(*launcher) && (*launcher == Launcher::Torchrun || state.is_on(*launcher))
+    };
+    notes.extend(Launcher::ALL.into_iter().filter(is_missed).map(Note::NotInstalled));
+    for script_state in state.reported_scripts() {
+        let path = layout.script(script_state.script);
+        match script_state.file {
+            ScriptFile::Foreign => notes.push(Note::Foreign(script_state.script.launcher, path)),
+            ScriptFile::Missing => notes.push(Note::Missing(path)),
+            ScriptFile::Original(_) if script_state.link_works() && state.hook.is_some() => {
+                notes.push(Note::Reinstalled(path));
+            }
+            ScriptFile::Original(_) | ScriptFile::Shim(_) => {}
+        }
     }
-    match (&state.torchrun, is_there) {
-        (Torchrun::Foreign, _) => notes.push(Note::Foreign(layout.torchrun.clone())),
-        (Torchrun::Missing, _) => notes.push(Note::Missing(layout.torchrun.clone())),
-        (Torchrun::Original(_), true) if state.hook_works() => notes.push(Note::Reinstalled),
-        _ => {}
-    }
+    let has_links = state.reported_scripts().all(|script| script.link.is_some());
     if is_there {
-        match &state.link {
+        match state.target() {
             Some(ShimTarget::Gone(path)) => notes.push(Note::Gone(path.clone())),
-            Some(ShimTarget::Works(_)) if state.hook.is_some() => {}
+            Some(ShimTarget::Works(_)) if state.hook.is_some() && has_links => {}
             Some(ShimTarget::Works(_)) | None => notes.push(Note::NoHook),
         }
     }
-    if is_old {
+    let is_old = |script: &ScriptState| script.file == ScriptFile::Shim(FileAge::Old);
+    if state.hook == Some(FileAge::Old) || state.scripts.iter().any(is_old) {
         notes.push(Note::Old);
     }
-    notes.extend(outside.other_in_path.map(Note::OtherInPath));
+    notes.extend(outside.others_in_path.into_iter().map(Note::OtherInPath));
     if outside.switched_off && is_there {
         notes.push(Note::SwitchedOff);
     }

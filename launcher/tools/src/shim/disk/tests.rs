@@ -56,7 +56,8 @@ fn text(text: &str) -> Content {
 
 fn package() -> Content {
     let original = OriginalScript::from(&File { bytes: b"pip".to_vec(), mode: 0o755 });
-    let record = OriginalFiles { rankrun: "1".to_owned(), original: Some(original) };
+    let scripts = [("torchrun".to_owned(), Some(original)), ("ds".to_owned(), None)].into();
+    let record = OriginalFiles { rankrun: "1".to_owned(), scripts };
     Content::Package(GuardPackage { hook: b"hook".to_vec(), record, rankrun: "/env/bin/rankrun".into() })
 }
 
@@ -79,8 +80,9 @@ fn apply_makes_all_changes_and_removes_temporary_files() {
     let tree = scratch.tree();
     assert_eq!(tree[0], "kept: pip");
     assert_eq!(tree[1], "room/__init__.py: hook");
-    assert!(tree[2].starts_with("room/record.json: {"), "{tree:?}");
-    assert_eq!(tree[3..], ["room/torchrun -> /env/bin/rankrun", "torchrun: shim"]);
+    assert_eq!(tree[2], "room/ds -> /env/bin/rankrun");
+    assert!(tree[3].starts_with("room/record.json: {"), "{tree:?}");
+    assert_eq!(tree[4..], ["room/torchrun -> /env/bin/rankrun", "torchrun: shim"]);
     let mode = |name: &str| fs::metadata(scratch.at(name)).unwrap().permissions().mode() & 0o7777;
     assert_eq!((mode("torchrun"), mode("room"), mode("room/__init__.py")), (0o640, 0o755, 0o644));
     // The very file comes back.
@@ -133,24 +135,24 @@ fn apply_rolls_back_if_commit_fails() {
 #[test]
 fn existing_files_are_classified() {
     let scratch = Scratch::new("look");
-    let layout = Layout {
-        torchrun: scratch.at("torchrun"),
-        saved_original: scratch.at("kept"),
-        guard: scratch.at("guard"),
-        package: scratch.at("room"),
-    };
+    let layout =
+        Layout { scripts: scratch.0.clone(), guard: scratch.at("guard"), package: scratch.at("room") };
     symlink("nowhere", scratch.at("torchrun")).unwrap();
-    fs::create_dir(scratch.at("kept")).unwrap();
+    fs::create_dir(scratch.at("torchrun.rankrun-original")).unwrap();
     fs::write(scratch.at("guard"), vec![b'x'; LONGEST_SCRIPT + 1]).unwrap();
     let found = read_files(&layout, |_| false).unwrap();
-    assert_eq!([&found.torchrun, &found.saved_original, &found.guard], [&PathEntry::Other; 3]);
-    assert_eq!((&found.hook, &found.record, &found.link), (&PathEntry::Missing, &PathEntry::Missing, &None));
+    let torchrun = &found.scripts[0];
+    assert_eq!([&torchrun.file, &torchrun.saved_original, &found.guard], [&PathEntry::Other; 3]);
+    assert_eq!(
+        (&found.hook, &found.record, &torchrun.link),
+        (&PathEntry::Missing, &PathEntry::Missing, &None)
+    );
     apply(&[change(layout.package.clone(), package())]).unwrap();
     let found = read_files(&layout, |path| path == Path::new("/env/bin/rankrun")).unwrap();
     assert_eq!(found.hook, PathEntry::File(File { bytes: b"hook".to_vec(), mode: 0o644 }));
-    assert_eq!(found.link, Some(ShimTarget::Works("/env/bin/rankrun".into())));
-    assert_eq!(
-        read_files(&layout, |_| false).unwrap().link,
-        Some(ShimTarget::Gone("/env/bin/rankrun".into()))
-    );
+    let links: Vec<_> = found.scripts.iter().map(|script| script.link.clone()).collect();
+    let works = Some(ShimTarget::Works("/env/bin/rankrun".into()));
+    assert_eq!(links, [works.clone(), None, None, None, works]);
+    let gone = read_files(&layout, |_| false).unwrap().scripts[0].link.clone();
+    assert_eq!(gone, Some(ShimTarget::Gone("/env/bin/rankrun".into())));
 }

@@ -3,6 +3,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::*;
+use crate::shim::script::is_shim;
 
 fn environment(prefix: &OsStr) -> PythonEnvironment {
     let prefix = Path::new(prefix);
@@ -11,7 +12,7 @@ fn environment(prefix: &OsStr) -> PythonEnvironment {
         prefix: prefix.to_owned(),
         scripts: prefix.join("bin"),
         packages: prefix.join("lib"),
-        torch: None,
+        installs: BTreeMap::new(),
     }
 }
 
@@ -23,22 +24,41 @@ fn texts(prefix: &OsStr) -> Result<ShimTexts, ShimError> {
 #[test]
 fn templates_have_no_unfilled_placeholder() {
     let texts = texts(OsStr::new("/env")).unwrap();
-    for text in [&texts.torchrun, &texts.hook, &texts.guard] {
-        let text = String::from_utf8_lossy(text);
+    let scripts = SCRIPTS.iter().map(|script| texts.script(script));
+    for text in scripts.chain([texts.hook.clone(), texts.guard.clone()]) {
+        let text = String::from_utf8_lossy(&text);
         let placeholder =
             text.split('@').skip(1).find(|part| part.starts_with(|c: char| c.is_ascii_uppercase()));
         assert_eq!(placeholder, None, "{text}");
     }
-    assert!(
-        String::from_utf8_lossy(&texts.torchrun).contains("exec '/env/lib/_rankrun_shim/torchrun' \"$@\"")
-    );
-    assert!(String::from_utf8_lossy(&texts.hook).contains("TORCHRUN = b'/env/bin/torchrun'\n"));
+    let script = |at: usize| String::from_utf8(texts.script(&SCRIPTS[at])).unwrap();
+    assert!(script(0).contains("[ -x '/env/lib/_rankrun_shim/torchrun' ]; then\n"), "{}", script(0));
+    assert!(script(0).contains("exec '/env/lib/_rankrun_shim/torchrun' \"$@\""), "{}", script(0));
+    assert!(script(1).contains("_shim/accelerate' ] && [ \"$1\" = launch ]; then\n"), "{}", script(1));
+    assert!(script(4).contains("open(b'/env/bin/ds.rankrun-original'"), "{}", script(4));
+    let hook = String::from_utf8_lossy(&texts.hook);
+    for line in [
+        "    (b'/env/bin/torchrun', b'torch.distributed.run', None),\n",
+        "    (b'/env/bin/accelerate', b'accelerate.commands.accelerate_cli', 'launch'),\n",
+    ] {
+        assert!(hook.contains(line), "{hook}");
+    }
 }
 
 #[test]
 fn guard_is_single_import_line() {
     assert!(GUARD.starts_with("import ") && GUARD.ends_with('\n') && GUARD.is_ascii());
     assert_eq!(GUARD.lines().count(), 1);
+}
+
+#[test]
+fn guard_knows_end_of_every_script() {
+    for script in &SCRIPTS {
+        for path in [script.name.to_owned(), format!("bin/{}", script.name)] {
+            let end = &path[path.len().saturating_sub(3)..];
+            assert!(GUARD.contains(&format!("\"{end}\"")), "{path}");
+        }
+    }
 }
 
 #[test]
@@ -59,28 +79,36 @@ fn path_with_quote_or_backslash_is_refused() {
 
 #[test]
 fn shim_original_and_foreign_scripts_are_distinguished() {
-    let of_shim = texts(OsStr::new("/env")).unwrap().torchrun;
-    assert!(is_shim(&of_shim) && !is_original(&of_shim));
-    for (script, original) in [
-        (&b"#!/env/bin/python\nfrom torch.distributed.run import main\n"[..], true),
-        (b"#!/bin/sh\n'''exec' /env/bin/python \"$0\" \"$@\"\n' '''\nfrom torch.distributed.run import main\n", true),
-        (b"#!/env/bin/python\nload_entry_point('torch', 'console_scripts', 'torchrun')()\n", true),
-        (b"#!/bin/sh\nexec srun torchrun\n", false),
-        (b"\x7fELF torch.distributed.run", false),
-        (b"", false),
+    let texts = texts(OsStr::new("/env")).unwrap();
+    for script in &SCRIPTS {
+        let text = texts.script(script);
+        assert!(is_shim(&text) && !script.is_original(&text), "{script:?}");
+    }
+    let [torchrun, accelerate, _, deepspeed, _] = &SCRIPTS;
+    for (script, text, original) in [
+        (torchrun, &b"#!/env/bin/python\nfrom torch.distributed.run import main\n"[..], true),
+        (torchrun, b"#!/bin/sh\n'''exec' /env/bin/python \"$0\" \"$@\"\n' '''\nfrom torch.distributed.run import main\n", true),
+        (torchrun, b"#!/env/bin/python\nload_entry_point('torch', 'console_scripts', 'torchrun')()\n", true),
+        (torchrun, b"#!/bin/sh\nexec srun torchrun\n", false),
+        (torchrun, b"\x7fELF torch.distributed.run", false),
+        (torchrun, b"", false),
+        (accelerate, b"#!/env/bin/python\nfrom accelerate.commands.accelerate_cli import main\n", true),
+        (accelerate, b"#!/env/bin/python\nfrom torch.distributed.run import main\n", false),
+        (deepspeed, b"#!/env/bin/python\n\nfrom deepspeed.launcher.runner import main\n", true),
     ] {
-        assert_eq!(is_original(script), original, "{}", String::from_utf8_lossy(script));
-        assert!(!is_shim(script));
+        assert_eq!(script.is_original(text), original, "{}", String::from_utf8_lossy(text));
+        assert!(!is_shim(text));
     }
 }
 
 #[test]
 fn record_round_trips_every_byte() {
     let file = File { bytes: (0..=255).collect(), mode: 0o750 };
-    let record = OriginalFiles { rankrun: "1".to_owned(), original: Some(OriginalScript::from(&file)) };
+    let scripts = [("ds".to_owned(), Some(OriginalScript::from(&file)))].into();
+    let record = OriginalFiles { rankrun: "1".to_owned(), scripts };
     let text = serde_json::to_string(&record).unwrap();
     let read: OriginalFiles = serde_json::from_str(&text).unwrap();
-    assert_eq!(read.original.unwrap().file(), Some(file));
+    assert_eq!(read.scripts["ds"].as_ref().unwrap().file(), Some(file));
     let forged: OriginalScript = serde_json::from_str(r#"{"mode": 493, "script": "€"}"#).unwrap();
     assert_eq!(forged.file(), None);
 }

@@ -9,15 +9,21 @@ if sys.version_info >= (3, 8):
     import importlib.util
     import sysconfig
 
-    found = importlib.util.find_spec("torch")
-    torch = os.path.dirname(found.origin) if found and found.origin else ""
-    try:
-        version = importlib.metadata.version("torch") if torch else ""
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
+    def install_of(package):
+        found = importlib.util.find_spec(package)
+        folder = os.path.dirname(found.origin) if found and found.origin else ""
+        try:
+            version = importlib.metadata.version(package) if folder else ""
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+        return [folder, version or ""]
+
+    # The packages of the launchers; the first is PyTorch.
+    installs = [install_of(package) for package in sys.argv[1:]]
+    torch = installs[0][0]
     # `pip install --user` has folders of its own.
     of_user = torch and os.path.dirname(torch) == sysconfig.get_path("purelib", "posix_user")
     scheme = ["posix_user"] if of_user else []
-    folders = [sysconfig.get_path(name, *scheme) for name in ("scripts", "purelib")]
-    answer += folders + [torch, version or ""]
+    answer += [sysconfig.get_path(name, *scheme) for name in ("scripts", "purelib")]
+    answer += sum(installs, [])
 sys.stdout.buffer.write(b"\0".join(os.fsencode(word) for word in answer))
