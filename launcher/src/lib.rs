@@ -84,7 +84,7 @@ pub fn main() -> ExitCode {
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
         Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, &facts),
-        Err(error) => return report_refusal((&error, None), &facts, None),
+        Err(error) => return report_refusal((&error, None), &facts, parent_error_file(&argv, &facts)),
     };
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(mut launch)) => {
@@ -103,12 +103,13 @@ pub fn main() -> ExitCode {
         Ok(Command::Control(command)) => run_control(&command, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(request)) => run_shim(&request, &argv[0], &facts),
-        Err(error) => {
-            // A query command does not write the parent's error file.
-            let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
-            report_refusal((&error, read_as.as_ref()), &facts, parent_file.map(Path::new))
-        }
+        Err(error) => report_refusal((&error, read_as.as_ref()), &facts, parent_error_file(&argv, &facts)),
     }
+}
+
+/// The file that the parent reads errors of a launch from. A query command does not write it.
+fn parent_error_file<'a>(argv: &[OsString], facts: &'a Facts) -> Option<&'a Path> {
+    facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(argv)).map(Path::new)
 }
 
 /// Becomes another launcher's own program.
