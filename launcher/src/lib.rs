@@ -84,7 +84,10 @@ pub fn main() -> ExitCode {
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
         Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, &facts),
-        Err(error) => return report_refusal((&error, None), &facts, parent_error_file(&argv, &facts)),
+        Err(error) => {
+            let parent_file = parent_error_file(other_launcher::is_query(&argv), &facts);
+            return report_refusal((&error, None), &facts, parent_file);
+        }
     };
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(mut launch)) => {
@@ -103,13 +106,15 @@ pub fn main() -> ExitCode {
         Ok(Command::Control(command)) => run_control(&command, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(request)) => run_shim(&request, &argv[0], &facts),
-        Err(error) => report_refusal((&error, read_as.as_ref()), &facts, parent_error_file(&argv, &facts)),
+        Err(error) => {
+            report_refusal((&error, read_as.as_ref()), &facts, parent_error_file(cli::asks(&argv), &facts))
+        }
     }
 }
 
 /// The file that the parent reads errors of a launch from. A query command does not write it.
-fn parent_error_file<'a>(argv: &[OsString], facts: &'a Facts) -> Option<&'a Path> {
-    facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(argv)).map(Path::new)
+fn parent_error_file(is_query: bool, facts: &Facts) -> Option<&Path> {
+    facts.filled_variable(ERROR_FILE).filter(|_| !is_query).map(Path::new)
 }
 
 /// Becomes another launcher's own program.
