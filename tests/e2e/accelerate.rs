@@ -209,7 +209,7 @@ fn missing_own_program_is_an_error_with_the_way_out() {
 }
 
 #[test]
-fn refused_translation_is_told_in_error_file_of_parent() {
+fn refused_translation_is_written_to_parent_error_file() {
     if !is_rankrun() {
         return;
     }
