@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use harness::{Launch, Machine, Name, Scratch, frameworks, free_port, python, python_modules};
 
-use crate::comparison::{Case, Compared, RealLauncher, show_worker};
+use crate::comparison::{Case, Compared, RealLauncher, path_with, show_worker};
 use crate::programs::{number_after, source};
 
 const ACCELERATE: RealLauncher =
@@ -212,8 +212,8 @@ fn gpu_ids_reach_workers_as_under_accelerate() {
     let name = "NVIDIA GeForce RTX 4090";
     let answer =
         format!("case $* in *driver*) echo 535.54.03 ;; *) echo '2, {name}'; echo '2, {name}' ;; esac");
-    let _ = scratch.file("nvidia-smi", &format!("#!/bin/sh\n{answer}\n"), 0o755);
-    let path = format!("{}:{}", scratch.path().display(), std::env::var("PATH").unwrap_or_default());
+    let bin = scratch.folder("bin", 0o755);
+    let _ = scratch.file("bin/nvidia-smi", &format!("#!/bin/sh\n{answer}\n"), 0o755);
     let mut old_driver = Machine::gpus(2).with_driver("535.54.03");
     (0..2).for_each(|at| name.clone_into(&mut old_driver.card(at).name));
     let cases = [
@@ -222,7 +222,7 @@ fn gpu_ids_reach_workers_as_under_accelerate() {
         on("all").inheriting("CUDA_VISIBLE_DEVICES", "3,1"),
         case(TWO, "")
             .on(old_driver)
-            .inheriting("PATH", path)
+            .inheriting("PATH", path_with(&bin))
             .differs(&["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
     ];
     ACCELERATE.compare(&cases, &scratch);

@@ -265,6 +265,11 @@ impl RealLauncher {
     }
 }
 
+/// `PATH` with a folder of stand-ins for programs in front.
+pub(crate) fn path_with(folder: &str) -> String {
+    format!("{folder}:{}", std::env::var("PATH").unwrap_or_default())
+}
+
 /// PyTorch's modules, the frameworks, and the folder of the programs, for modules by name.
 fn modules() -> String {
     let programs = source("show_worker.py").parent().expect("it is in a folder").to_owned();

@@ -7,7 +7,7 @@ use harness::{Launch, Name, Scratch, frameworks, free_port, python, python_modul
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-use crate::comparison::{Case, Compared, FOLDER, RealLauncher, show_worker};
+use crate::comparison::{Case, Compared, FOLDER, RealLauncher, path_with, show_worker};
 use crate::programs::{number_after, source};
 
 const DEEPSPEED: RealLauncher =
@@ -100,7 +100,7 @@ exit 9
 "#;
     let stand_in = files.folder("stand-in", 0o755);
     let _ = files.file("stand-in/numactl", NUMACTL, 0o755);
-    let path = format!("{stand_in}:{}", std::env::var("PATH").unwrap_or_default());
+    let path = path_with(&stand_in);
     let allowed = sched_getaffinity(Pid::from_raw(0)).expect("the kernel tells the CPUs");
     let cpus: Vec<usize> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect();
     let listed = |count: usize| cpus[..count].iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
