@@ -86,7 +86,8 @@ pub fn main() -> ExitCode {
         Ok(Some(OtherCommand::Run(program))) => return run_other_program(&program, &facts),
         Err(error) => {
             let may_original_work = facts.calling_python().is_some() && error.is_refusal();
-            return report_refusal((&error, None), may_original_work, None);
+            let parent_file = parent_error_file(other_launcher::is_query(&argv), &facts);
+            return report_refusal((&error, None), may_original_work, parent_file);
         }
     };
     match cli::interpret(&argv, &facts) {
@@ -107,13 +108,17 @@ pub fn main() -> ExitCode {
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(request)) => run_shim(&request, &argv[0], &facts),
         Err(error) => {
-            // A query command does not write the parent's error file.
-            let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
             let may_original_work =
                 facts.calling_python().is_some() && (read_as.is_some() || error.is_not_supported());
-            report_refusal((&error, read_as.as_ref()), may_original_work, parent_file.map(Path::new))
+            let parent_file = parent_error_file(cli::asks(&argv), &facts);
+            report_refusal((&error, read_as.as_ref()), may_original_work, parent_file)
         }
     }
+}
+
+/// The file that the parent reads errors of a launch from. A query command does not write it.
+fn parent_error_file(is_query: bool, facts: &Facts) -> Option<&Path> {
+    facts.filled_variable(ERROR_FILE).filter(|_| !is_query).map(Path::new)
 }
 
 /// Becomes another launcher's own program.

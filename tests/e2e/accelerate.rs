@@ -207,3 +207,21 @@ fn missing_own_program_is_an_error_with_the_way_out() {
     let outcome = Launch::new(Name::Rankrun).args(["accelerate", "env"]).env("PATH", empty).run();
     outcome.expect_exit_code(1).expect_stderr("pip install accelerate");
 }
+
+#[test]
+fn refused_translation_is_written_to_parent_error_file() {
+    if !is_rankrun() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.at("error.json");
+    let launch = accelerate("--config_file absent.yaml").env("TORCHELASTIC_ERROR_FILE", &file);
+    launch.worker(["env"]).run().expect_exit_code(1).expect_stderr("absent.yaml");
+    let text = std::fs::read_to_string(&file).expect("the launcher writes it");
+    assert!(text.contains("absent.yaml"), "{text}");
+    std::fs::remove_file(&file).expect("it is there");
+    let explain =
+        Launch::new(Name::Rankrun).args(["explain", "accelerate", "launch", "--config_file", "absent.yaml"]);
+    explain.env("TORCHELASTIC_ERROR_FILE", &file).worker(["env"]).run().expect_exit_code(1);
+    assert!(!std::path::Path::new(&file).exists(), "a query writes none");
+}

@@ -216,26 +216,41 @@ fn quoted_test_paths(text: &str) -> BTreeSet<&str> {
     text.split('`').skip(1).step_by(2).filter(is_path).collect()
 }
 
+/// Pages with a table of differences: path, number of tests at least, first words of the header, and the folder of the unit
+/// tests that the page names.
+const PAGES: [(&str, usize, &str, &str); 3] = [
+    ("docs/differences.md", 30, "| torchrun 2.15 |", ""),
+    ("docs/accelerate.md", 15, "| accelerate 1.15 |", "launcher/src/cli/other_launcher/accelerate"),
+    ("docs/deepspeed.md", 15, "| what |", "launcher/src/cli/other_launcher/deepspeed"),
+];
+
 #[test]
-fn differences_document_names_existing_tests() {
+fn each_difference_names_existing_tests() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace");
-    let text = fs::read_to_string(checkout.join("docs/differences.md")).expect("the document is there");
-    let (named, here) = (quoted_test_paths(&text), list_tests());
-    assert!(named.len() > 30, "the document names only {named:?}");
-    for path in named {
-        let is_there = match path.strip_prefix("pytorch::").and_then(|path| path.split_once("::")) {
-            Some((file, test)) => {
-                let text = fs::read_to_string(checkout.join(format!("tests/pytorch/{file}.rs")));
-                text.is_ok_and(|text| text.contains(&format!("\nfn {test}() {{")))
-            }
-            None => here.iter().any(|test| test == path),
-        };
-        assert!(is_there, "docs/differences.md names `{path}`, which is not a test");
-    }
-    for line in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| torchrun 2.15 |")) {
-        assert!(
-            !quoted_test_paths(line).is_empty() || line.starts_with("|--"),
-            "no test is named in\n{line}"
-        );
+    let here = list_tests();
+    let is_in_file = |path: String, test: &str| {
+        let text = fs::read_to_string(checkout.join(path));
+        text.is_ok_and(|text| text.contains(&format!("\nfn {test}() {{")))
+    };
+    for (page, count, header, unit_folder) in PAGES {
+        let text = fs::read_to_string(checkout.join(page)).expect("the document is there");
+        let rows: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("| ") && !line.starts_with(header)).collect();
+        let named: BTreeSet<&str> = rows.iter().flat_map(|row| quoted_test_paths(row)).collect();
+        assert!(named.len() > count, "{page} names only {named:?}");
+        for path in named {
+            let (kind, rest) = path.split_once("::").unwrap_or(("", path));
+            let is_there = match (kind, rest.rsplit_once("::")) {
+                ("pytorch", Some((file, test))) => is_in_file(format!("tests/pytorch/{file}.rs"), test),
+                ("unit", Some((file, test))) => {
+                    is_in_file(format!("{unit_folder}/{}.rs", file.replace("::", "/")), test)
+                }
+                _ => here.iter().any(|test| test == path),
+            };
+            assert!(is_there, "{page} names `{path}`, which is not a test");
+        }
+        for row in rows {
+            assert!(!quoted_test_paths(row).is_empty(), "no test of {page} is named in\n{row}");
+        }
     }
 }

@@ -7,17 +7,20 @@ use nix::sys::signal::Signal;
 
 /// A rank whose child serves it while it saves. The child says whether it got SIGTERM before that.
 const RANK: &str = r#"
-import signal, subprocess, sys
+import os, signal, subprocess, sys
 child = None
+# One write for a line, which the child's cannot divide. The handler of a signal may call it at any time.
+def say(line):
+    os.write(1, (line + "\n").encode())
 def save(_signal, _frame):
     child.stdin.close()
     child.wait()
-    print("rank saved", flush=True)
+    say("rank saved")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 line = "trap 'echo child got SIGTERM' TERM; echo ready; read line; echo child served"
 child = subprocess.Popen(["sh", "-c", line], stdin=subprocess.PIPE)
-print("ready", flush=True)
+say("ready")
 while True:
     signal.pause()
 "#;

@@ -146,6 +146,13 @@ impl Machine {
         self
     }
 
+    /// Another version of NVIDIA's driver.
+    #[must_use]
+    pub fn with_driver(mut self, version: &str) -> Self {
+        version.clone_into(&mut self.fake.driver);
+        self
+    }
+
     /// More cards.
     #[must_use]
     pub fn with_cards(mut self, cards: impl IntoIterator<Item = Card>) -> Self {

@@ -1,33 +1,14 @@
 //! `rankrun accelerate launch` beside the real `accelerate launch`: what a worker gets. And programs of accelerate under it.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the real accelerate is started for many command lines at once"
-)]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::net::TcpListener;
 
-use harness::{Launch, Name, Scratch, frameworks, free_port, python, python_modules};
-use serde_json::{Value, json};
+use harness::{Launch, Machine, Name, Scratch, frameworks, free_port, python, python_modules};
 
+use crate::comparison::{Case, Compared, RealLauncher, path_with, show_worker};
 use crate::programs::{number_after, source};
 
-type Variables = BTreeMap<String, String>;
-
-/// What the harness and Python itself add on either side.
-const OF_HARNESS: [&str; 9] = [
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "TMPDIR",
-    "HOME",
-    "TERM",
-    "RUST_BACKTRACE",
-    "RANKRUN_E2E_MARK",
-    "LC_CTYPE",
-    "SHOW_FOLDER",
-];
+const ACCELERATE: RealLauncher =
+    RealLauncher { program: "accelerate_runs.py", words: &["accelerate", "launch"], compared };
 
 /// Variables whose values may differ from accelerate's, and why.
 const DIFFERENT_VALUES: [(&str, &str); 3] = [
@@ -37,8 +18,7 @@ const DIFFERENT_VALUES: [(&str, &str); 3] = [
 ];
 
 /// Variables that one side may set alone, in which cases, and why.
-const ONE_SIDED: [(&str, Occasion, &str); 5] = [
-    ("PYTHON_EXEC", Occasion::Always, "the harness names the Python to rankrun alone"),
+const ONE_SIDED: [(&str, Occasion, &str); 4] = [
     ("RANKRUN_", Occasion::Always, "rankrun's own, which programs may read"),
     ("OMP_NUM_THREADS", Occasion::DeepSpeed, "torchrun sets 1, rankrun an even share of the CPUs"),
     ("TORCHELASTIC_ERROR_FILE", Occasion::OneWorker, "rankrun reports the error of a single process too"),
@@ -57,194 +37,61 @@ enum Occasion {
     OneWorker,
 }
 
-/// A command line for both.
-struct Case {
-    words: Vec<String>,
-    environment: Vec<(&'static str, &'static str)>,
-    workers: usize,
+impl Occasion {
+    fn is_of(self, case: &Case) -> bool {
+        match self {
+            Self::Always => true,
+            Self::DeepSpeed => case.has_word("--use_deepspeed"),
+            Self::OneWorker => case.workers == 1,
+        }
+    }
 }
 
-/// What one worker got.
-#[derive(Debug, Clone, PartialEq)]
-struct Worker {
-    argv: Vec<String>,
-    environment: Variables,
+fn compared(case: &Case, name: &str) -> Compared {
+    let is_one_sided = |(row, occasion, _): &(&str, Occasion, &str)| {
+        (*row == name || (row.ends_with('_') && name.starts_with(row))) && occasion.is_of(case)
+    };
+    let has_port = case.has_word("--main_process_port");
+    let is_different = DIFFERENT_VALUES.iter().any(|(row, _)| *row == name);
+    match name {
+        _ if ONE_SIDED.iter().any(is_one_sided) => Compared::Nothing,
+        "TORCHELASTIC_ERROR_FILE" => Compared::Presence,
+        _ if is_different && !has_port => Compared::Presence,
+        _ => Compared::Value,
+    }
 }
 
+/// The options, the program that shows what it gets, and its arguments.
 fn case(options: &str, arguments: &str) -> Case {
-    let script = source("show_worker.py").display().to_string();
-    let words = options.split_whitespace().map(str::to_owned).chain([script]);
-    let words = words.chain(arguments.split_whitespace().map(str::to_owned)).collect();
-    Case { words, environment: Vec::new(), workers: 2 }
+    Case::line(&format!("{options} {} {arguments}", show_worker()))
 }
 
-impl Case {
-    fn inheriting(mut self, name: &'static str, value: &'static str) -> Self {
-        self.environment.push((name, value));
-        self
-    }
-
-    fn is_on(&self, occasion: Occasion) -> bool {
-        match occasion {
-            Occasion::Always => true,
-            Occasion::DeepSpeed => self.words.iter().any(|word| word == "--use_deepspeed"),
-            Occasion::OneWorker => self.workers == 1,
-        }
-    }
-
-    fn of_one_worker(mut self) -> Self {
-        self.workers = 1;
-        self
-    }
+/// accelerate starts a single process without torchrun.
+fn of_one(options: &str, arguments: &str) -> Case {
+    Case { workers: 1, is_buffered: true, ..case(options, arguments) }
 }
 
-/// PyTorch's modules, the frameworks, and the folder of the programs, for `-m`.
-fn modules() -> String {
-    let programs = source("show_worker.py").parent().expect("it is in a folder").to_owned();
-    python_modules(&[frameworks(), programs]).into_string().expect("a path is text")
-}
-
-/// What the workers wrote into the folder, by rank.
-#[track_caller]
-fn workers_in(folder: &str) -> Vec<Worker> {
-    let read = |entry: std::io::Result<fs::DirEntry>| {
-        let bytes = fs::read(entry.expect("the folder is ours").path()).expect("the file is whole");
-        let mut shown: Value = serde_json::from_slice(&bytes).expect("a worker wrote it");
-        let [argv, environment] = ["argv", "environment"].map(|key| shown[key].take());
-        let argv = serde_json::from_value(argv).expect("arguments are texts");
-        Worker { argv, environment: serde_json::from_value(environment).expect("variables are texts") }
-    };
-    let mut workers: Vec<Worker> = fs::read_dir(folder).expect("the folder is ours").map(read).collect();
-    workers.sort_by_key(|worker| worker.environment.get("RANK").cloned());
-    workers
-}
-
-fn ours(case: &Case, folder: &str) {
-    let launch =
-        Launch::new(Name::Rankrun).with_torch().args(["accelerate", "launch"]).args(case.words.clone());
-    let launch = launch.env("PYTHONPATH", modules()).env("SHOW_FOLDER", folder);
-    let launch = case.environment.iter().fold(launch, |launch, (name, value)| launch.env(name, *value));
-    launch.run().expect_exit_code(0);
-}
-
-/// The real accelerate, once for all cases.
-fn theirs(cases: &[(Case, String, String)], scratch: &Scratch) {
-    let line = |(case, _, folder): &(Case, String, String)| {
-        let mut environment = json!({
-            "PATH": std::env::var("PATH").unwrap_or_default(),
-            "HOME": scratch.folder("home", 0o755),
-            "TMPDIR": scratch.folder("tmp", 0o755),
-            "PYTHONPATH": modules(),
-            "SHOW_FOLDER": folder,
-        });
-        for (name, value) in &case.environment {
-            environment[*name] = json!(value);
-        }
-        format!("{}\n", json!({ "words": case.words, "environment": environment }))
-    };
-    let lines: String = cases.iter().map(line).collect();
-    let mut command = Command::new(python());
-    command.arg(source("accelerate_runs.py")).env("PYTHONPATH", modules());
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("Python starts");
-    let mut input = child.stdin.take().expect("it is a pipe");
-    input.write_all(lines.as_bytes()).expect("Python reads its input");
-    drop(input);
-    let output = child.wait_with_output().expect("Python ends");
-    let statuses = String::from_utf8_lossy(&output.stdout).into_owned();
-    let all_succeeded =
-        statuses.lines().count() == cases.len() && statuses.lines().all(|status| status == "0");
-    assert!(all_succeeded, "{statuses}\n{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// The variables that both sides must agree on.
-fn compared(case: &Case, worker: &Worker) -> Variables {
-    let is_one_sided = |name: &str| {
-        ONE_SIDED.iter().any(|(row, occasion, _)| {
-            (*row == name || (row.ends_with('_') && name.starts_with(row))) && case.is_on(*occasion)
-        })
-    };
-    let is_kept = |name: &String| !OF_HARNESS.contains(&name.as_str()) && !is_one_sided(name);
-    let mut variables = worker.environment.clone();
-    variables.retain(|name, _| is_kept(name));
-    let has_port = case.words.iter().any(|word| word == "--main_process_port");
-    for (name, _) in DIFFERENT_VALUES {
-        let is_compared = has_port && name != "TORCHELASTIC_ERROR_FILE";
-        if let Some(value) = variables.get_mut(name).filter(|_| !is_compared) {
-            "…".clone_into(value);
-        }
-    }
-    variables
-}
-
-/// Runs all cases on both sides and compares argv and variables of each worker.
-#[track_caller]
-fn assert_workers_equal(cases: Vec<Case>, scratch: &Scratch) {
-    let folders = |at: usize, side: &str| scratch.folder(&format!("{side}{at}"), 0o755);
-    let cases: Vec<_> = cases
-        .into_iter()
-        .enumerate()
-        .map(|(at, case)| (case, folders(at, "ours"), folders(at, "theirs")))
-        .collect();
-    // One after the other, since a case may name a port.
-    theirs(&cases, scratch);
-    for (case, folder, _) in &cases {
-        ours(case, folder);
-    }
-    let differences: Vec<String> = cases
-        .iter()
-        .flat_map(|(case, ours, theirs)| {
-            let (ours, theirs) = (workers_in(ours), workers_in(theirs));
-            assert_eq!((ours.len(), theirs.len()), (case.workers, case.workers), "{:?}", case.words);
-            let pairs = ours.iter().zip(&theirs).flat_map(|(ours, theirs)| differences(case, ours, theirs));
-            pairs.map(|difference| format!("{}: {difference}", case.words.join(" "))).collect::<Vec<_>>()
-        })
-        .collect();
-    assert!(differences.is_empty(), "{}", differences.join("\n"));
-}
-
-/// What the two workers do not agree on.
-fn differences(case: &Case, ours: &Worker, theirs: &Worker) -> Vec<String> {
-    let (our_variables, their_variables) = (compared(case, ours), compared(case, theirs));
-    let names: BTreeSet<&String> = our_variables.keys().chain(their_variables.keys()).collect();
-    let of_variables = names.into_iter().filter_map(|name| {
-        let values = (our_variables.get(name), their_variables.get(name));
-        (values.0 != values.1).then(|| format!("{name}: {:?}, accelerate has {:?}", values.0, values.1))
-    });
-    let of_words =
-        (ours.argv != theirs.argv).then(|| format!("{:?}, accelerate has {:?}", ours.argv, theirs.argv));
-    of_variables.chain(of_words).collect()
-}
+const TWO: &str = "--multi_gpu --num_processes 2";
 
 #[test]
 fn worker_of_several_gets_what_accelerate_gives_it() {
     let scratch = Scratch::new();
-    let two = "--multi_gpu --num_processes 2";
-    let module = |line: &str| Case {
-        words: format!("{two} {line}").split_whitespace().map(str::to_owned).collect(),
-        environment: Vec::new(),
-        workers: 2,
-    };
     let port = format!("--main_process_port {}", free_port());
     let file = scratch.file("fsdp.yaml", FSDP_FILE, 0o644);
     let deepspeed = scratch.file("deepspeed.yaml", DEEPSPEED_FILE, 0o644);
     let fp8 = scratch.file("fp8.json", FP8_FILE, 0o644);
     let cases = vec![
-        case(two, "a --num_processes 7 -- b").inheriting("OMP_NUM_THREADS", "5"),
+        case(TWO, "a --num_processes 7 -- b").inheriting("OMP_NUM_THREADS", "5"),
         case(
             "--multi-gpu --num-processes=2 --mixed-precision bf16 --num_cpu_threads_per_process 3 --debug \
              --enable_cpu_affinity --dynamo_backend eager --dynamo-mode max-autotune --dynamo_use_dynamic --",
             "-- x -- y",
         ),
-        module("-m show_worker a"),
-        module(&format!("--no_python {} {} a", python().display(), source("show_worker.py").display())),
+        Case::line(&format!("{TWO} -m show_worker a")),
+        Case::line(&format!("{TWO} --no_python {} {} a", python().display(), show_worker())),
         case(
             &format!(
-                "{two} {port} --max_restarts 2 --role trainer --monitor_interval 0.5 --rdzv_conf timeout=60"
+                "{TWO} {port} --max_restarts 2 --role trainer --monitor_interval 0.5 --rdzv_conf timeout=60"
             ),
             "",
         ),
@@ -267,7 +114,118 @@ fn worker_of_several_gets_what_accelerate_gives_it() {
         case(&format!("--use_deepspeed --config_file {deepspeed}"), ""),
         case(&format!("--config_file {fp8} --fp8_override_linear_precision true,false,yes"), ""),
     ];
-    assert_workers_equal(cases, &scratch);
+    ACCELERATE.compare(&cases, &scratch);
+}
+
+#[test]
+fn workers_of_two_machines_get_what_accelerate_gives_them() {
+    let machine = |options: &str, port: u16, rank: u32| {
+        let place = format!("--machine_rank {rank} --main_process_ip 127.0.0.1 --main_process_port {port}");
+        let case = case(&format!("--num_machines 2 {place} {options}"), "a");
+        // Ours finds the interface that leads to the other machine.
+        case.differs(&["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"])
+    };
+    let two = |options: &str| {
+        let port = free_port();
+        machine(options, port, 0).and(machine(options, port, 1))
+    };
+    let busy = TcpListener::bind("127.0.0.1:0").expect("the machine has a free port");
+    let busy_port = busy.local_addr().expect("it is bound").port();
+    let scratch = Scratch::new();
+    let cases = [
+        two("--multi_gpu --num_processes 4").of_workers(4),
+        two(
+            "--multi_gpu --num_processes 2 --same_network --mixed_precision bf16 --role trainer --max_restarts 1",
+        ),
+        two("--num_processes 4 --use_fsdp --num_cpu_threads_per_process 3").of_workers(4),
+        machine("--multi_gpu --num_processes 2", busy_port, 0).fails([1, 1]),
+        case("--multi_gpu --num_machines 2 --num_processes 4 --main_process_ip 127.0.0.1", "").fails([1, 1]),
+    ];
+    ACCELERATE.compare(&cases, &scratch);
+}
+
+#[test]
+fn port_and_torchrun_variables_count_as_under_accelerate() {
+    let busy = TcpListener::bind("127.0.0.1:0").expect("the machine has a free port");
+    let port = busy.local_addr().expect("it is bound").port();
+    let own_port = ["MASTER_PORT", "TORCHELASTIC_RUN_ID"];
+    let cases = [
+        // The loopback by its name and by its address.
+        case(&format!("{TWO} --main_process_port {port}"), "").differs(&own_port).differs(&["MASTER_ADDR"]),
+        case(&format!("{TWO} --main_process_port 0"), "").differs(&own_port),
+        case(TWO, "")
+            .inheriting("PET_REDIRECTS", "3")
+            .inheriting("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1")
+            .inheriting("PET_RDZV_ID", "job7"),
+        case(TWO, "").inheriting("PET_STANDALONE", "1").differs(&["MASTER_ADDR"]),
+        case(TWO, "")
+            .inheriting("PET_NPROC_PER_NODE", "3")
+            .inheriting("PET_ROLE", "other")
+            .inheriting("PET_MAX_RESTARTS", "3")
+            .inheriting("PET_NO_PYTHON", "1")
+            .differs(&["PET_NPROC_PER_NODE", "PET_ROLE", "PET_MAX_RESTARTS", "PET_NO_PYTHON"]),
+        // Of one machine it counts under accelerate.
+        case(TWO, "").inheriting("PET_MASTER_ADDR", "127.0.0.2").differs(&["PET_MASTER_ADDR", "MASTER_ADDR"]),
+    ];
+    let scratch = Scratch::new();
+    for compared in &ACCELERATE.compare(&cases, &scratch)[..2] {
+        for worker in compared.workers.iter().flatten() {
+            assert!(!["0", &port.to_string()].contains(&worker.environment["MASTER_PORT"].as_str()));
+        }
+    }
+}
+
+/// docs/dev/launchers-contract.md, 1.4.
+#[test]
+fn accelerate_refusals_have_its_exit_codes() {
+    let scratch = Scratch::new();
+    let file = |name: &str, text: &str| format!("--config_file {}", scratch.file(name, text, 0o644));
+    let one_gpu = "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_machines: 1\ngpu_ids: '0'\n";
+    let refused = |options: &str| case(options, "").fails([1, 1]);
+    let unread = |options: &str| case(options, "").fails([2, 2]);
+    let failing = scratch.file("fail", "#!/bin/sh\nexit 7\n", 0o755);
+    let cases = [
+        refused("--cpu --multi_gpu"),
+        refused("--use_fsdp --use_deepspeed"),
+        refused("--multi_gpu --num_processes 1"),
+        refused(&file("one_gpu.yaml", one_gpu)),
+        refused("--config_file absent.yaml"),
+        refused(&file("unknown.yaml", "distributed_type: MULTI_GPU\nnum_proceses: 2\n")),
+        refused(&file("no_number.yaml", "distributed_type: MULTI_GPU\n")),
+        refused(&format!("{TWO} -m --no_python")),
+        unread(&format!("{TWO} --mixed_precision fp17")),
+        unread("--num_proc 2"),
+        unread("--num_processes two"),
+        Case::line("--num_processes 2").fails([2, 2]),
+        // The real exit code is in its report alone.
+        Case::line(&format!("{TWO} --no_python {failing}")).fails([7, 1]),
+        Case::line(&format!("--num_processes 1 --no_python {failing}")).fails([7, 1]),
+    ];
+    ACCELERATE.compare(&cases, &scratch);
+}
+
+/// accelerate asks `nvidia-smi` for the cards, and writes the list without a look at them.
+#[test]
+fn gpu_ids_reach_workers_as_under_accelerate() {
+    let on = |gpu_ids: &str| case(&format!("{TWO} --gpu_ids {gpu_ids}"), "").on(Machine::gpus(4));
+    let scratch = Scratch::new();
+    let name = "NVIDIA GeForce RTX 4090";
+    let answer =
+        format!("case $* in *driver*) echo 535.54.03 ;; *) echo '2, {name}'; echo '2, {name}' ;; esac");
+    let bin = scratch.folder("bin", 0o755);
+    let _ = scratch.file("bin/nvidia-smi", &format!("#!/bin/sh\n{answer}\n"), 0o755);
+    let mut old_driver = Machine::gpus(2).with_driver("535.54.03");
+    (0..2).for_each(|at| name.clone_into(&mut old_driver.card(at).name));
+    let cases = [
+        on("0,1").differs(&["CUDA_DEVICE_ORDER"]),
+        on("2,0").inheriting("CUDA_VISIBLE_DEVICES", "3,1").differs(&["CUDA_DEVICE_ORDER"]),
+        on("all").inheriting("CUDA_VISIBLE_DEVICES", "3,1"),
+        case(TWO, "")
+            .on(old_driver)
+            .inheriting("PATH", path_with(&bin))
+            .differs(&["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+    ];
+    ACCELERATE.compare(&cases, &scratch);
 }
 
 #[test]
@@ -275,11 +233,12 @@ fn worker_of_one_gets_what_accelerate_gives_it() {
     let scratch = Scratch::new();
     let single = scratch.file("single.yaml", "distributed_type: 'NO'\nmixed_precision: 'no'\n", 0o644);
     let cases = vec![
-        case("--num_processes 1", "a -- b").of_one_worker(),
-        case("--cpu --num_processes 1 --debug", "").of_one_worker().inheriting("OMP_NUM_THREADS", "2"),
-        case(&format!("--config_file {single} --dynamo_use_fullgraph"), "").of_one_worker(),
+        of_one("--num_processes 1", "a -- b"),
+        of_one("--cpu --num_processes 1 --debug", "").inheriting("OMP_NUM_THREADS", "2"),
+        of_one(&format!("--config_file {single} --dynamo_use_fullgraph"), "")
+            .inheriting("PET_REDIRECTS", "3"),
     ];
-    assert_workers_equal(cases, &scratch);
+    ACCELERATE.compare(&cases, &scratch);
 }
 
 /// Written by `accelerate config`, with values of each type.

@@ -1,15 +1,17 @@
-//! `rankrun deepspeed` beside DeepSpeed's own launcher: the same command line and environment, and what each worker gets.
-//! The real tool imports PyTorch twice for each start, so that a test covers several rows of
-//! docs/dev/launchers-contract.md, 2.4 and 2.6.
+//! `rankrun deepspeed` beside DeepSpeed's own launcher: the same command line and environment, and what each worker gets
+//! (docs/dev/launchers-contract.md, 2.4 and 2.6).
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
-use harness::{Launch, Name, Outcome, Scratch, frameworks, free_port, is_rankrun, python, python_modules};
-use serde_json::Value;
+use harness::{Launch, Name, Scratch, frameworks, free_port, python, python_modules};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
+use crate::comparison::{Case, Compared, FOLDER, RealLauncher, path_with, show_worker};
 use crate::programs::{number_after, source};
+
+const DEEPSPEED: RealLauncher =
+    RealLauncher { program: "deepspeed_runs.py", words: &["deepspeed"], compared };
 
 /// Variables that only one of both launchers sets, and the reason.
 const ALLOWED: &[(&str, &str)] = &[
@@ -25,176 +27,133 @@ const ALLOWED: &[(&str, &str)] = &[
         "PYTORCH_NVML_BASED_CUDA_CHECK",
         "the real tool imports DeepSpeed, which sets it; so does a script's own import",
     ),
-    ("TMPDIR", "each launch has a folder of its own"),
-    ("HOME", "each launch has a folder of its own"),
-    ("SHOW_FOLDER", "each launch has a folder of its own"),
 ];
 
-/// What one worker wrote.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Given {
-    /// The command line of the process, and what Python makes of it.
-    command: [Value; 2],
-    environment: BTreeMap<String, String>,
-}
-
-/// Both launchers on one command line.
-struct Pair {
-    scratch: Scratch,
-    environment: Vec<(&'static str, String)>,
-    line: Vec<String>,
-}
-
-impl Pair {
-    /// Four shares of the CPUs, on a free port.
-    fn new(line: &str) -> Self {
-        let line = line.split(' ').map(str::to_owned);
-        let port = ["--master_port".to_owned(), free_port().to_string()];
-        let environment = [("DS_ACCELERATOR", "cpu"), ("LOCAL_SIZE", "4")];
-        Self {
-            scratch: Scratch::new(),
-            environment: environment.map(|(name, value)| (name, value.to_owned())).to_vec(),
-            line: port.into_iter().chain(line).collect(),
-        }
-    }
-
-    fn env(mut self, name: &'static str, value: &str) -> Self {
-        self.environment.push((name, value.to_owned()));
-        self
-    }
-
-    fn run(&self, launch: Launch, folder: &str) -> (Outcome, Vec<Given>) {
-        let programs = source("show_worker.py").parent().expect("a file has a folder").to_owned();
-        let folder = self.scratch.folder(folder, 0o755);
-        let launch = launch.args(self.line.iter().map(|word| word.replace("FOLDER", &folder)));
-        let launch = launch.env("SHOW_FOLDER", &folder);
-        let launch = launch.env("PYTHONPATH", python_modules(&[frameworks(), programs]));
-        let launch = self.environment.iter().fold(launch, |launch, (name, value)| launch.env(name, value));
-        let outcome = launch.run();
-        (outcome, read_all(Path::new(&folder)))
-    }
-
-    fn ours(&self) -> (Outcome, Vec<Given>) {
-        self.run(Launch::new(Name::Rankrun).with_torch().args(["deepspeed"]), "ours")
-    }
-
-    fn real(&self) -> (Outcome, Vec<Given>) {
-        let launch = Launch::new(Name::Rankrun).with_torch().program_at(python());
-        self.run(launch.args(["-m", "deepspeed.launcher.runner"]), "real")
-    }
-
-    /// Both, where workers get the same but for [`ALLOWED`] and these variables.
-    #[track_caller]
-    fn assert_same(&self, workers: usize, differs: &[&str]) {
-        let ((outcome, ours), (real_outcome, real)) = (self.ours(), self.real());
-        outcome.expect_exit_code(0);
-        real_outcome.expect_exit_code(0);
-        assert_eq!((ours.len(), real.len()), (workers, workers), "{outcome}\n{real_outcome}");
-        for (ours, real) in ours.into_iter().zip(real) {
-            assert_eq!(ours.command, real.command, "{outcome}\n{real_outcome}");
-            for name in differs {
-                assert_ne!(ours.environment.get(*name), real.environment.get(*name), "{name}");
-            }
-            assert_eq!(compared(ours, differs), compared(real, differs), "{outcome}\n{real_outcome}");
-        }
+/// Where cores are bound, both give the number of threads.
+fn compared(case: &Case, name: &str) -> Compared {
+    let is_allowed = ALLOWED
+        .iter()
+        .any(|(allowed, _)| name == *allowed || (allowed.ends_with('_') && name.starts_with(allowed)));
+    match name {
+        "OMP_NUM_THREADS" if case.has_word("--bind_cores_to_rank") => Compared::Value,
+        _ if is_allowed => Compared::Nothing,
+        _ => Compared::Value,
     }
 }
 
-fn compared(given: Given, differs: &[&str]) -> BTreeMap<String, String> {
-    let is_allowed = |name: &str| {
-        let mut allowed = ALLOWED.iter().map(|(allowed, _)| *allowed);
-        differs.contains(&name)
-            || allowed.any(|allowed| name == allowed || (allowed.ends_with('_') && name.starts_with(allowed)))
+/// Four shares of the CPUs, on a free port.
+fn case(line: &str) -> Case {
+    let case = Case::line(&format!("--master_port {} {line}", free_port()));
+    case.inheriting("DS_ACCELERATOR", "cpu").inheriting("LOCAL_SIZE", "4")
+}
+
+#[test]
+fn workers_get_what_deepspeed_gives_them() {
+    let script = show_worker();
+    let files = Scratch::new();
+    let program = format!("#!/bin/sh\nexec '{}' '{script}' \"$@\"\n", python().display());
+    let program = files.file("program", &program, 0o755);
+    let hosts = files.file("hosts", "# one\nlocalhost slots=2 more\n", 0o644);
+    let logs = format!("--enable_each_rank_log {FOLDER}/logs");
+    let mut cases = vec![
+        case(&format!("{logs} {script} marked")).of_workers(4),
+        case(&format!("{script} a --num_gpus 9")).of_workers(4),
+        case(&format!("--num_gpu 5 --no_local_rank -- {script} -- a"))
+            .inheriting("CUDA_VISIBLE_DEVICES", "3")
+            .inheriting("OMP_NUM_THREADS", "2")
+            .of_workers(5),
+        // The real tool sorts ids.
+        case("--include localhost:3,1,1 --module show_worker a").differs(&["CUDA_VISIBLE_DEVICES"]),
+        case(&script).inheriting("CUDA_VISIBLE_DEVICES", "2,0").differs(&["CUDA_VISIBLE_DEVICES"]),
+        case(&format!("-e localhost:0 --no_python {program} a")).of_workers(3),
+        case(&format!("-H {hosts} --no_ssh_check --master_addr 127.0.0.1 -i localhost:1 {script}"))
+            .of_workers(1),
+        case(&format!("--num_gpus 1 --save_pid --log_level warning {script}")).of_workers(1),
+    ];
+    cases.extend(bound_cases(&files));
+    let compared = DEEPSPEED.compare(&cases, &files);
+    let [ours, real] = &compared[0].folders;
+    let [run] = &folder_entries(&format!("{ours}/logs"))[..] else { panic!("one run") };
+    for rank in 0..4 {
+        let text = fs::read_to_string(format!("{run}/attempt_0/{rank}/stdout.log"));
+        assert_eq!(text.expect("each rank has a log"), format!("shown: --local_rank={rank} marked\n"));
+    }
+    let logs = folder_entries(&format!("{real}/logs"));
+    for rank in 0..4 {
+        let log = logs.iter().find(|log| log.ends_with(&format!("_rank{rank}.log")));
+        let text = fs::read_to_string(log.expect("each rank has a log")).expect("it is readable");
+        assert_eq!(text, format!("shown: --local_rank={rank} marked\n"));
+    }
+    compared[0].outcomes[0].expect_absent("shown:");
+    compared[1].outcomes[0].expect_stdout("shown: --local_rank=0 a --num_gpus 9");
+}
+
+/// The real tool needs `numactl`, which need not be here: a stand-in binds by `taskset`, and says which memory was asked for.
+fn bound_cases(files: &Scratch) -> Vec<Case> {
+    const NUMACTL: &str = r#"#!/bin/sh
+if [ "$1" = --hardware ]; then
+    printf 'available: 1 nodes (0)\nnode 0 cpus: '; seq -s ' ' 0 1023; exit
+fi
+[ "$1" = -m ] && export NUMACTL_MEMORY="$2" && shift 2
+[ "$1" = -C ] && shift && exec env -u PWD taskset --cpu-list "$@"
+exit 9
+"#;
+    let stand_in = files.folder("stand-in", 0o755);
+    let _ = files.file("stand-in/numactl", NUMACTL, 0o755);
+    let path = path_with(&stand_in);
+    let allowed = sched_getaffinity(Pid::from_raw(0)).expect("the kernel tells the CPUs");
+    let cpus: Vec<usize> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect();
+    let listed = |count: usize| cpus[..count].iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let bound = |workers: usize, cores: usize| {
+        let list = listed(cores);
+        let line =
+            format!("--num_gpus {workers} --bind_cores_to_rank --bind_core_list {list} {}", show_worker());
+        let case = case(&line).of_workers(workers).inheriting("PATH", path.clone());
+        case.differs(&["NUMACTL_MEMORY"])
     };
-    given.environment.into_iter().filter(|(name, _)| !is_allowed(name)).collect()
+    // Three cores for two workers leave one out.
+    let some = |workers, cores| (cores <= cpus.len()).then(|| bound(workers, cores));
+    [some(1, 1), some(1, 2), some(2, 2), some(2, 3), some(2, 4)].into_iter().flatten().collect()
 }
 
-/// In the order of the ranks.
-fn read_all(folder: &Path) -> Vec<Given> {
-    let read = |rank: usize| {
-        let text = fs::read_to_string(folder.join(format!("{rank}.json"))).ok()?;
-        let mut given: Value = serde_json::from_str(&text).expect("a worker writes JSON");
-        let environment = serde_json::from_value(given["environment"].take()).expect("variables are texts");
-        Some(Given { command: ["command", "argv"].map(|key| given[key].take()), environment })
+fn folder_entries(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("the launcher makes it").flatten();
+    entries.map(|entry| entry.path().display().to_string()).collect()
+}
+
+#[test]
+fn deepspeed_refusals_have_exit_codes_of_real_tool() {
+    let script = show_worker();
+    let files = Scratch::new();
+    let no_host = files.file("no-host", "n1 slot=2\n", 0o644);
+    let twice = files.file("twice", "n1 slots=2\nn1 slots=2\n", 0o644);
+    let failing = |command: &str| {
+        let program = files.file(&command.replace(' ', "_"), &format!("#!/bin/sh\n{command}\n"), 0o755);
+        case(&format!("--num_gpus 2 --no_python {program}"))
     };
-    (0..).map_while(read).collect()
-}
-
-/// The program without arguments, by its path.
-fn script() -> String {
-    source("show_worker.py").to_str().expect("the checkout has a plain name").to_owned()
-}
-
-#[test]
-fn deepspeed_script_on_all_shares_gets_the_same() {
-    if is_rankrun() {
-        Pair::new(&format!("{} a --num_gpus 9", script())).assert_same(4, &[]);
-    }
-}
-
-#[test]
-fn deepspeed_count_ignores_list_and_may_exceed_shares() {
-    if is_rankrun() {
-        let pair = Pair::new(&format!("--num_gpu 5 --no_local_rank -- {} -- a", script()));
-        pair.env("CUDA_VISIBLE_DEVICES", "3").env("OMP_NUM_THREADS", "2").assert_same(5, &[]);
-    }
-}
-
-#[test]
-fn deepspeed_included_ids_keep_their_order() {
-    if is_rankrun() {
-        // The real tool sorts them.
-        let pair = Pair::new("--include localhost:3,1,1 --module show_worker a");
-        pair.assert_same(2, &["CUDA_VISIBLE_DEVICES"]);
-    }
-}
-
-#[test]
-fn deepspeed_excluded_id_and_program_get_the_same() {
-    if is_rankrun() {
-        let programs = Scratch::new();
-        let text = format!("#!/bin/sh\nexec '{}' '{}' \"$@\"\n", python().display(), script());
-        let program = programs.file("program", &text, 0o755);
-        Pair::new(&format!("-e localhost:0 --no_python {program} a")).assert_same(3, &[]);
-    }
-}
-
-#[test]
-fn deepspeed_inherited_list_keeps_its_order() {
-    if is_rankrun() {
-        // The real tool sorts it.
-        let pair = Pair::new(&script()).env("CUDA_VISIBLE_DEVICES", "2,0");
-        pair.assert_same(2, &["CUDA_VISIBLE_DEVICES"]);
-    }
-}
-
-#[test]
-fn deepspeed_host_file_with_localhost_gets_the_same() {
-    if is_rankrun() {
-        let files = Scratch::new();
-        let hosts = files.file("hosts", "# one\nlocalhost slots=2 more\n", 0o644);
-        let line = format!("-H {hosts} --no_ssh_check --master_addr 127.0.0.1 -i localhost:1 {}", script());
-        Pair::new(&line).assert_same(1, &[]);
-    }
-}
-
-#[test]
-fn deepspeed_rank_logs_hold_output_of_both_launchers() {
-    if !is_rankrun() {
-        return;
-    }
-    let pair = Pair::new(&format!("--enable_each_rank_log FOLDER/logs {}", script()));
-    let ((outcome, ours), (real_outcome, real)) = (pair.ours(), pair.real());
-    assert_eq!((ours.len(), real.len()), (4, 4), "{outcome}\n{real_outcome}");
-    outcome.expect_exit_code(0).expect_absent("was shown");
-    real_outcome.expect_exit_code(0).expect_absent("was shown");
+    let refused = |options: &str, code: i32| case(&format!("{options} {script}")).fails([code; 2]);
+    let cases = [
+        refused("--elastic_training", 2),
+        refused("--num_gpus x", 2),
+        refused("-i localhost:9", 1),
+        refused("-i other:0", 1),
+        refused("-i localhost:0 -e localhost:1", 1),
+        refused("-i localhost:0 --num_gpus 1", 1),
+        refused("--num_gpus 0 -e localhost:0", 1),
+        refused("--num_nodes 2", 1),
+        refused(&format!("-H {no_host}"), 1),
+        refused(&format!("-H {twice}"), 1),
+        refused("--module --no_python", 1),
+        refused("--bind_cores_to_rank --num_gpus 1", 1).inheriting("KMP_AFFINITY", "none"),
+        refused(&format!("--enable_each_rank_log {script}"), 1),
+        failing("exit 7").fails([7, 7]),
+        failing("kill -9 $$").fails([137, 247]),
+    ];
+    DEEPSPEED.compare(&cases, &files);
 }
 
 #[test]
 fn deepspeed_trains_under_rankrun_without_change() {
-    if !is_rankrun() {
-        return;
-    }
     let launch = Launch::new(Name::Rankrun).with_torch().env("DS_ACCELERATOR", "cpu");
     let launch = launch.env("PYTHONPATH", python_modules(&[frameworks()])).env("OMP_NUM_THREADS", "1");
     let port = free_port().to_string();

@@ -120,6 +120,11 @@ pub(crate) fn translate(argv: &[OsString], facts: &Facts) -> Result<Option<Other
     }))
 }
 
+/// Whether the launch of another launcher is only explained.
+pub(crate) fn is_query(argv: &[OsString]) -> bool {
+    argv.split_first().is_some_and(|(argv0, words)| called_as(argv0).is_none() && explain_words(words) > 0)
+}
+
 /// Whether another launcher's own program takes the place of this one.
 pub(crate) fn is_for_other_program(argv: &[OsString]) -> bool {
     let Some((argv0, words)) = argv.split_first() else { return false };

@@ -41,6 +41,9 @@ def main() -> None:
     if trainer.is_world_process_zero():
         place = f"{args.parallel_mode.value}, world size {args.world_size}"
         print(f"{place}: loss {result.training_loss:.9f}, steps {result.global_step}", flush=True)
+    # A thread of gloo may abort a process that exits while the group exists.
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-//! Process groups of workers that got the stop signal alone.
+//! Process groups that a stop awaits beside its workers.
 
 use super::*;
 
@@ -14,8 +14,8 @@ fn stopped_job(at: &impl Fn(u64) -> Instant, workers: u32) -> LocalJob {
 }
 
 fn signalled_alone(local_ranks: impl IntoIterator<Item = u32>) -> Input {
-    let local_ranks = local_ranks.into_iter().map(LocalRank).collect();
-    Input::SignalledAlone { generation: Generation(0), local_ranks }
+    let alone = local_ranks.into_iter().map(LocalRank).collect();
+    Input::Signalled { generation: Generation(0), alone, wrappers: Vec::new() }
 }
 
 fn empty_groups(local_ranks: &[u32]) -> Input {
@@ -58,6 +58,22 @@ fn group_gets_signal_at_exit_of_worker_and_rest_of_grace() {
     assert_eq!(groups(&actions), [(vec![0], None)]);
     let actions = job.handle(at(20), empty_groups(&[0]));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
+}
+
+#[test]
+fn group_of_ended_wrapper_has_rest_of_grace_without_second_signal() {
+    let at = clock();
+    let mut job = new_job(1, 0, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), stop(TERM, false));
+    let wrappers = vec![LocalRank(0)];
+    let _ = job.handle(at(1), Input::Signalled { generation: Generation(0), alone: Vec::new(), wrappers });
+    let actions = job.handle(at(1), exited(0, 0, killed_by(15)));
+    assert_eq!(groups(&actions), [(vec![0], None)], "the program got the signal with its wrapper");
+    assert_eq!(job.handle(at(1), empty_groups(&[])), [], "the program saves");
+    let actions = job.handle(at(9), Input::DescendantReaped);
+    assert_eq!(groups(&actions), [(vec![0], None)]);
+    assert_eq!(end(&job.handle(at(9), empty_groups(&[0]))).unwrap().status, ExitStatus::Code(128 + 15));
 }
 
 #[test]

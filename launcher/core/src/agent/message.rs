@@ -154,12 +154,14 @@ pub enum Input {
     PeersLeft,
     /// A process that is not a worker was reaped.
     DescendantReaped,
-    /// The answer to [`Action::Signal`], where some of the workers got the signal alone.
-    SignalledAlone {
+    /// The answer to [`Action::Signal`], where the groups of some of the workers are awaited.
+    Signalled {
         /// The generation of the workers.
         generation: Generation,
         /// The workers whose process groups did not get the signal.
-        local_ranks: Vec<LocalRank>,
+        alone: Vec<LocalRank>,
+        /// The workers that got it with their group, and whose process only wraps the training program.
+        wrappers: Vec<LocalRank>,
     },
     /// The answer to [`Action::SignalGroups`].
     GroupsSignalled {

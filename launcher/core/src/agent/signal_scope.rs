@@ -21,6 +21,8 @@ pub enum SignalScope {
     Rank,
     /// Its process group.
     Group,
+    /// Its process group. The worker's process may end before the training program that it wraps.
+    GroupOfWrapper,
 }
 
 /// The program of the workers, as its file shows it before the start.
@@ -67,9 +69,10 @@ pub fn signal_scope(
     };
     match spec.options.stop_target(spec.cli_flavor) {
         StopTarget::Rank => SignalScope::Rank,
-        StopTarget::Auto if spec.wrappers_of(rank).next().is_some() => SignalScope::Group,
+        StopTarget::Group => SignalScope::Group,
+        StopTarget::Auto if spec.wrappers_of(rank).next().is_some() => SignalScope::GroupOfWrapper,
         StopTarget::Auto if image.is_some_and(is_training_program) => SignalScope::Rank,
-        StopTarget::Auto | StopTarget::Group => SignalScope::Group,
+        StopTarget::Auto => SignalScope::GroupOfWrapper,
     }
 }
 
@@ -90,7 +93,7 @@ mod tests {
     use crate::spec::CliFlavor;
     use crate::spec::fake::example;
     use crate::spec::wrap::Wrapper;
-    use SignalScope::{Group, Rank};
+    use SignalScope::{Group, GroupOfWrapper, Rank};
     use rankrun_contract::rank::Rank as GlobalRank;
 
     fn scope(
@@ -114,7 +117,7 @@ mod tests {
         let scope = |spec: &_, rank| {
             signal_scope(spec, GlobalRank(rank), &ProgramFile::Other, Some(Path::new("/usr/bin/python3")))
         };
-        assert_eq!([0, 1].map(|rank| scope(&spec, rank)), [SignalScope::Rank, SignalScope::Group]);
+        assert_eq!([0, 1].map(|rank| scope(&spec, rank)), [SignalScope::Rank, SignalScope::GroupOfWrapper]);
         spec.options.stop_signal_to = Some(StopTarget::Rank);
         assert_eq!(scope(&spec, 1), SignalScope::Rank);
     }
@@ -129,13 +132,13 @@ mod tests {
             (&other, "/opt/conda/bin/python3.13t", Rank),
             (&other, "/opt/pypy/bin/pypy3.10", Rank),
             (&other, "/usr/bin/python3.11 (deleted)", Rank),
-            (&other, "/usr/bin/dash", Group),
-            (&other, "/usr/bin/nsys", Group),
-            (&other, "/opt/python3/bin/wrapper", Group),
-            (&other, "", Group),
-            (&command, "/usr/bin/python3.11", Group),
+            (&other, "/usr/bin/dash", GroupOfWrapper),
+            (&other, "/usr/bin/nsys", GroupOfWrapper),
+            (&other, "/opt/python3/bin/wrapper", GroupOfWrapper),
+            (&other, "", GroupOfWrapper),
+            (&command, "/usr/bin/python3.11", GroupOfWrapper),
             (&rust, "/job/train", Rank),
-            (&rust, "/job/other", Group),
+            (&rust, "/job/other", GroupOfWrapper),
             (&rust, "/usr/bin/python3.11", Rank),
         ] {
             assert_eq!(scope(None, CliFlavor::Rankrun, program, image), expected, "{image}");

@@ -252,8 +252,8 @@ impl State {
             | Input::PeersLeft => Vec::new(),
             Input::DescendantReaped if self.awaits_groups() => vec![self.check_groups()],
             Input::DescendantReaped => self.retry_kill_of_leftovers(),
-            Input::SignalledAlone { generation, local_ranks } => {
-                self.on_signalled_alone(generation, local_ranks)
+            Input::Signalled { generation, alone, wrappers } => {
+                self.on_signalled(generation, alone, wrappers)
             }
             Input::GroupsSignalled { generation, empty } => self.on_groups_signalled(now, generation, &empty),
             Input::LeftoversKilled { remaining } => self.on_leftovers_killed(now, remaining),

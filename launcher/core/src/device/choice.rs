@@ -17,7 +17,7 @@ pub(super) mod tests;
 mod typed;
 mod warning;
 
-pub use error::ChoiceError;
+pub use error::{ChoiceError, ORDER_HINT};
 pub use label::{label, line, noun, number};
 pub use warning::ChoiceWarning;
 
@@ -245,7 +245,7 @@ fn sort_by_order(
 ) -> Result<(), ChoiceError> {
     let listed: Vec<usize> = devices.iter().map(|device| device.position).collect();
     let places = order::sort_devices(order, &listed, input.machine, input.cuda_order)
-        .map_err(|error| ChoiceError::Order { word: order.as_str(), error })?;
+        .map_err(|error| ChoiceError::Order { order, error })?;
     devices.sort_by_key(|device| places.iter().position(|at| *at == device.position));
     for device in devices {
         let how = std::mem::replace(&mut device.how, SelectionMethod::Default);

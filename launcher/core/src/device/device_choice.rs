@@ -128,13 +128,13 @@ impl ChosenDevice {
 
     /// How it was chosen, such as `--devices 3` or `CUDA_VISIBLE_DEVICES entry 3`.
     #[must_use]
-    pub fn chosen_by(&self) -> String {
+    pub fn chosen_by(&self, names: &SettingNames) -> String {
         match &self.how {
             SelectionMethod::Default => "default".to_owned(),
             SelectionMethod::Ordered { how, order } if **how == SelectionMethod::Default => {
-                format!("--device-order {}", order.as_str())
+                format!("{} {}", names.order, order.as_str())
             }
-            how => plain(&how.to_string()),
+            how => plain(&how.describe(names)),
         }
     }
 }
@@ -174,15 +174,33 @@ pub enum SelectionMethod {
     },
 }
 
-impl fmt::Display for SelectionMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// What gave the list and the order of the devices: an option, a variable, or a key of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettingNames {
+    /// The name of the list.
+    pub devices: String,
+    /// The name of the order.
+    pub order: String,
+}
+
+impl Default for SettingNames {
+    fn default() -> Self {
+        Self { devices: "--devices".to_owned(), order: "--device-order".to_owned() }
+    }
+}
+
+impl SelectionMethod {
+    pub(crate) fn describe(&self, names: &SettingNames) -> String {
+        let devices = &names.devices;
         match self {
-            Self::Default => f.write_str("all devices"),
-            Self::Inherited { variable, entry: None } => f.write_str(variable),
-            Self::Inherited { variable, entry: Some(entry) } => write!(f, "{variable} entry {entry}"),
-            Self::Typed { entry, within: None } => write!(f, "--devices {entry}"),
-            Self::Typed { entry, within: Some(variable) } => write!(f, "--devices {entry} within {variable}"),
-            Self::Ordered { how, order } => write!(f, "{how}, --device-order {}", order.as_str()),
+            Self::Default => "all devices".to_owned(),
+            Self::Inherited { variable, entry: None } => (*variable).to_owned(),
+            Self::Inherited { variable, entry: Some(entry) } => format!("{variable} entry {entry}"),
+            Self::Typed { entry, within: None } => format!("{devices} {entry}"),
+            Self::Typed { entry, within: Some(variable) } => format!("{devices} {entry} within {variable}"),
+            Self::Ordered { how, order } => {
+                format!("{}, {} {}", how.describe(names), names.order, order.as_str())
+            }
         }
     }
 }

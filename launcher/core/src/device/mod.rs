@@ -32,7 +32,7 @@ pub mod order;
 pub mod selector;
 pub mod visibility;
 
-pub use device_choice::{ChosenDevice, DeviceChoice, SelectionMethod, WorkerDevice};
+pub use device_choice::{ChosenDevice, DeviceChoice, SelectionMethod, SettingNames, WorkerDevice};
 pub use machine::{
     Accelerator, Condition, Cpu, CpuLayout, CudaDevice, CudaOrder, DeviceLink, DeviceProcess, DeviceState,
     LinkKind, Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,

@@ -115,7 +115,12 @@ impl Assigner<'_> {
                 },
                 None => DeviceError::Choice(error),
             },
-            _ => DeviceError::Choice(error),
+            _ => match (&request.order, error) {
+                (Some(Setting { origin, .. }), ChoiceError::Order { order, error }) => {
+                    DeviceError::Order { origin: origin.clone(), order, error }
+                }
+                (_, error) => DeviceError::Choice(error),
+            },
         }
     }
 

@@ -1,7 +1,7 @@
 //! The line for each worker that names its device, and the line with the reason for the CPUs. Pure.
 
 use crate::device::affinity::format_ranges;
-use crate::device::{DeviceChoice, DeviceType, WorkerDevice};
+use crate::device::{DeviceChoice, DeviceType, SettingNames, WorkerDevice};
 use crate::notice::Notice;
 use crate::plain::plain;
 use crate::spec::CliFlavor;
@@ -21,12 +21,12 @@ pub fn device_lines(choice: &DeviceChoice, request: &DeviceRequest, cli_flavor: 
             };
             vec![Notice::OnCpus { line: format!("{ranks} → cpu: {}", plain(reason)) }]
         }
-        None => worker_lines(&choice.workers),
+        None => worker_lines(&choice.workers, &request.setting_names()),
     }
 }
 
 /// One line for each worker that has a device, in columns.
-fn worker_lines(workers: &[WorkerDevice]) -> Vec<Notice> {
+fn worker_lines(workers: &[WorkerDevice], names: &SettingNames) -> Vec<Notice> {
     let rows = (0..).zip(workers).filter_map(|(rank, worker): (u32, _)| {
         let columns = |what: [String; 3]| {
             let [title, name, place] = what;
@@ -43,7 +43,7 @@ fn worker_lines(workers: &[WorkerDevice]) -> Vec<Notice> {
             format!(", CPU{plural} {}", format_ranges(cpus))
         });
         let columns = columns([device.title(), plain(&device.accelerator.name), place]);
-        Some((columns, format!(", by {}{cpus}", device.chosen_by())))
+        Some((columns, format!(", by {}{cpus}", device.chosen_by(names))))
     });
     let rows: Vec<_> = rows.collect();
     let widest = |column: usize| rows.iter().map(|(row, _)| row[column].chars().count()).max().unwrap_or(0);

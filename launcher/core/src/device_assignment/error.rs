@@ -3,8 +3,9 @@
 use rankrun_contract::rank::LocalRank;
 
 use crate::device::affinity::AffinityError;
-use crate::device::choice::ChoiceError;
+use crate::device::choice::{ChoiceError, ORDER_HINT};
 use crate::device::cores::CoreError;
+use crate::device::order::{DeviceOrder, OrderError};
 use crate::device::selector::{SelectorError, display_value};
 use crate::device::{ProbeProblem, ProbeProblemKind};
 use crate::spec::setting::Origin;
@@ -33,6 +34,16 @@ pub enum DeviceError {
     /// What was asked for is not there, or not clear.
     #[error(transparent)]
     Choice(#[from] ChoiceError),
+    /// `--device-order`
+    #[error("{origin} is `{}`: {error}", order.as_str())]
+    Order {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value.
+        order: DeviceOrder,
+        /// Why the machine has no such order.
+        error: OrderError,
+    },
     /// Accelerators are to be counted, and there is none.
     #[error("{}{origin} is `{value}`: {error}", torchs(*torch))]
     NoAccelerator {
@@ -146,6 +157,7 @@ impl DeviceError {
             Self::Selector { error, .. } => error.hint(),
             Self::Choice(error) => choice_hint(error),
             Self::NoAccelerator { error, .. } => choice_hint(error),
+            Self::Order { .. } => ORDER_HINT.to_owned(),
             Self::Contradiction { .. } => "drop one of them".to_owned(),
             Self::Trouble { trouble: ProbeProblem { what: ProbeProblemKind::Hung(_), .. } } => {
                 "give it more time with `--probe-timeout SECONDS`, or do without it: `--nproc-per-node N` or \

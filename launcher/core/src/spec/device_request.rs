@@ -11,7 +11,7 @@ use crate::device::affinity::NumaBinding;
 use crate::device::cores::CoreSelection;
 use crate::device::order::DeviceOrder;
 use crate::device::selector::Selector;
-use crate::device::{DeviceType, ProbeScope, Visibility};
+use crate::device::{DeviceType, ProbeScope, SettingNames, Visibility};
 
 /// `--probe-timeout` by default.
 pub const DEFAULT_PROBE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -129,6 +129,15 @@ impl DeviceRequest {
         .into_iter()
         .flatten()
         .collect()
+    }
+
+    /// What gave the list and the order, where something did.
+    #[must_use]
+    pub fn setting_names(&self) -> SettingNames {
+        let options = SettingNames::default();
+        let devices = self.devices.as_ref().map(|devices| devices.origin.name());
+        let order = self.order.as_ref().map(|order| order.origin.name());
+        SettingNames { devices: devices.unwrap_or(options.devices), order: order.unwrap_or(options.order) }
     }
 
     /// Whether an option of our own asks for devices, so that the launcher chooses them.

@@ -40,6 +40,18 @@ pub struct FilePlace {
     pub key: String,
 }
 
+impl Origin {
+    /// Without quotes, in front of the value: `--devices`, `RANKRUN_DEVICES`, `job.toml:3 devices`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Option(name) => format!("--{name}"),
+            Self::Variable(name) => name.clone(),
+            Self::File(place) => format!("{}:{} {}", place.path, place.line, place.key),
+        }
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -55,16 +55,18 @@ pub(super) fn program(words: &[OsString]) -> Option<Vec<OsString>> {
 
 fn launch(machine: TargetMachine, args: &DeepspeedArgs, facts: &Facts) -> Result<Translation, CliError> {
     refuse_unsupported(args)?;
-    refuse_log_file(args, facts)?;
+    if machine == TargetMachine::This {
+        refuse_log_file(args, facts)?;
+    }
     let mut launch = Translation::default();
-    let changes = variables_before(facts)?;
+    let changes = variables_before(machine, facts)?;
     let mut inherited = facts.environment().to_vec();
     for (name, value) in &changes {
         inherited.retain(|(key, _)| key != name.as_str());
         inherited.extend(value.clone().map(|value| (name.into(), value)));
     }
     let binding = binding_words(args, &inherited)?;
-    let host = hosts::find_local_host(args, facts, &mut launch.remarks)?;
+    let host = hosts::find_local_host(machine, args, facts, &mut launch.remarks)?;
     let has_hostfile = host.slots.is_some();
     let workers = DeviceSource { machine, host: &host, facts, environment: inherited }.find_workers()?;
     launch.environment = changes;
@@ -82,9 +84,6 @@ fn launch(machine: TargetMachine, args: &DeepspeedArgs, facts: &Facts) -> Result
     if workers.count.is_none() {
         launch.remarks.push(LOCAL_SIZE.to_owned());
     }
-    if machine == TargetMachine::Any && has_hostfile && args.hostfile.is_none() {
-        launch.remarks.push("the host file of this machine is read, since the line names none".to_owned());
-    }
     Ok(launch)
 }
 
@@ -101,12 +100,18 @@ fn refuse_unsupported(args: &DeepspeedArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The variables of `.deepspeed_env`. Those of torchrun's options go, since deepspeed does not read them.
-fn variables_before(facts: &Facts) -> Result<Vec<(String, Option<OsString>)>, CliError> {
+/// The variables of this machine's `.deepspeed_env`. Those of torchrun's options go, since deepspeed does not read them.
+fn variables_before(
+    machine: TargetMachine,
+    facts: &Facts,
+) -> Result<Vec<(String, Option<OsString>)>, CliError> {
     let names = facts.environment().iter().filter_map(|(name, _)| name.to_str());
     let torchs = names.filter(|name| name.starts_with("PET_")).map(|name| (name.to_owned(), None));
-    let of_files = env_file::read_env_files(facts)?.into_iter().map(|(name, value)| (name, Some(value)));
-    Ok(torchs.chain(of_files).collect())
+    let of_files = match machine {
+        TargetMachine::This => env_file::read_env_files(facts)?,
+        TargetMachine::Any => Vec::new(),
+    };
+    Ok(torchs.chain(of_files.into_iter().map(|(name, value)| (name, Some(value)))).collect())
 }
 
 fn binding_words(

@@ -24,8 +24,8 @@ use rankrun_contract::rank::{Generation, JobId, RestartCount};
 pub use nodes::{ListenPorts, NodesSection};
 use nodes::{initial_round, is_agreed_on, nodes_of};
 use plan::LaunchPlan;
-use rankrun_core::device::ChosenDevice;
 use rankrun_core::device::choice::number;
+use rankrun_core::device::{ChosenDevice, SettingNames};
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
 use rankrun_core::placement;
@@ -206,8 +206,8 @@ pub struct DeviceSummary {
     pub title: String,
 }
 
-impl From<&ChosenDevice> for DeviceSummary {
-    fn from(card: &ChosenDevice) -> Self {
+impl DeviceSummary {
+    fn new(card: &ChosenDevice, names: &SettingNames) -> Self {
         let device = &card.accelerator;
         Self {
             index: number(device),
@@ -215,7 +215,7 @@ impl From<&ChosenDevice> for DeviceSummary {
             uuid: device.uuid.as_deref().map(plain),
             pci: device.pci.map(|pci| pci.to_string()),
             numa_node: device.numa_node,
-            chosen_by: card.chosen_by(),
+            chosen_by: card.chosen_by(names),
             title: card.to_string(),
         }
     }

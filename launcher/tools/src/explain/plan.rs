@@ -8,7 +8,10 @@ use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID}
 
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
-use super::{EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, path_pattern};
+use super::{
+    DeviceSummary, EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan,
+    path_pattern,
+};
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::facts::Facts;
 use rankrun_core::log_route::{Route, StreamOwner, routes};
@@ -43,13 +46,14 @@ impl LaunchPlan<'_> {
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
+        let names = self.spec.device_request.setting_names();
         let routes = routes(&self.spec.logs, owner, folder.as_deref());
         let is_external = self.spec.external_worker == Some(local_rank);
         Ok(WorkerPlan {
             rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
             device: device.to_string(),
-            card: device.identity.as_ref().map(Into::into),
+            card: device.identity.as_ref().map(|card| DeviceSummary::new(card, &names)),
             cpus: command.cpus.clone(),
             program: text(command.path.as_bytes()),
             argv: command.argv.iter().map(|argument| text(argument.as_bytes())).collect(),

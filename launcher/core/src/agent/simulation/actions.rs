@@ -90,7 +90,7 @@ impl<M: Machine> World<'_, M> {
     fn signal(&mut self, (generation, local_ranks): (Generation, &[LocalRank]), signal: Signal) {
         let alone = self.node.signal((generation, local_ranks), signal, self.now, self.setup);
         if !alone.is_empty() {
-            self.queue.push_front(Input::SignalledAlone { generation, local_ranks: alone });
+            self.queue.push_front(Input::Signalled { generation, alone, wrappers: Vec::new() });
         }
     }
 

@@ -134,8 +134,8 @@ impl Mutant {
             (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, is_second: false }]
             }
-            (Fault::KillsTheGroup, _, Input::SignalledAlone { generation, .. }) => {
-                vec![Input::SignalledAlone { generation, local_ranks: Vec::new() }]
+            (Fault::KillsTheGroup, _, Input::Signalled { generation, .. }) => {
+                vec![Input::Signalled { generation, alone: Vec::new(), wrappers: Vec::new() }]
             }
             (Fault::AcceptsOldAnswers, _, Input::ExternalWorkerStarted { local_rank, pid, .. }) => {
                 vec![Input::ExternalWorkerStarted { generation: self.generation, local_rank, pid }]

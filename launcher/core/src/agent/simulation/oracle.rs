@@ -203,7 +203,7 @@ impl Oracle {
             | Input::RanksCollected { generation, .. }
             | Input::DevicesProbed { generation, .. }
             | Input::DevicesReassigned { generation, .. }
-            | Input::SignalledAlone { generation, .. }
+            | Input::Signalled { generation, .. }
             | Input::GroupsSignalled { generation, .. }
             | Input::ProgressProbed { generation, .. } => *generation,
             Input::Ready

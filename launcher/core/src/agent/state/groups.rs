@@ -1,6 +1,7 @@
-//! The process groups of workers that got the stop signal alone. Pure.
+//! The process groups that a stop awaits beside its workers. Pure.
 //!
-//! At the exit of such a worker the signal goes to what is left of its group. These processes have the rest of the grace,
+//! A worker that got the stop signal alone: at its exit the signal goes to what is left of its group. A wrapper, such as a
+//! shell, got it with its group, and may end while the training program saves. These processes have the rest of the grace,
 //! so a stop can outlive the last worker. SIGKILL follows as for workers.
 
 use std::collections::BTreeSet;
@@ -19,12 +20,14 @@ use crate::job_event::JobEvent;
 /// A process that leaves its group, or that another process reaps, sends no notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The process groups of workers that got a stop signal alone, in one generation.
+/// The process groups that a stop awaits, in one generation.
 #[derive(Debug, Default)]
 pub(super) struct EndedGroups {
     /// The workers that got the signal alone and have not ended.
     signalled_alone: BTreeSet<LocalRank>,
-    /// The ended ones of them whose groups may have processes.
+    /// The wrappers that got the signal with their group and have not ended.
+    wrappers: BTreeSet<LocalRank>,
+    /// The ended ones of both whose groups may have processes.
     remaining: BTreeSet<LocalRank>,
     /// The wait for these processes, once no worker is alive.
     wait: Option<GroupWait>,
@@ -54,13 +57,15 @@ impl State {
         has_no_worker && !self.groups.remaining.is_empty()
     }
 
-    pub(super) fn on_signalled_alone(
+    pub(super) fn on_signalled(
         &mut self,
         generation: Generation,
-        local_ranks: Vec<LocalRank>,
+        alone: Vec<LocalRank>,
+        wrappers: Vec<LocalRank>,
     ) -> Vec<Action> {
         if generation == self.generation {
-            self.groups.signalled_alone.extend(local_ranks);
+            self.groups.signalled_alone.extend(alone);
+            self.groups.wrappers.extend(wrappers);
         }
         Vec::new()
     }
@@ -76,10 +81,12 @@ impl State {
         if is_last && !self.groups.remaining.is_empty() {
             actions.push(self.check_groups());
         }
-        if self.groups.signalled_alone.remove(&local_rank) {
+        let was_alone = self.groups.signalled_alone.remove(&local_rank);
+        if was_alone || self.groups.wrappers.remove(&local_rank) {
             self.groups.remaining.insert(local_rank);
             let local_ranks = vec![local_rank];
-            actions.insert(0, Action::SignalGroups { generation, local_ranks, signal: Some(signal) });
+            let signal = was_alone.then_some(signal);
+            actions.insert(0, Action::SignalGroups { generation, local_ranks, signal });
         }
         if is_last {
             let (next_check, report_at) = (now + CHECK_INTERVAL, Some(now + REPORT_DELAY));
@@ -88,7 +95,7 @@ impl State {
         actions
     }
 
-    /// Signals the groups of all ended workers that got the signal alone, if there are any.
+    /// Signals the awaited groups of all ended workers, if there are any.
     pub(super) fn signal_ended_groups(&self, signal: Signal) -> Option<Action> {
         let local_ranks: Vec<LocalRank> = self.groups.remaining.iter().copied().collect();
         let generation = self.generation;

@@ -4,7 +4,10 @@
 use std::ffi::OsString;
 
 use crate::device::DeviceType;
-use crate::device::order::OrderError;
+use crate::device::order::{DeviceOrder, OrderError};
+
+/// What to do about an order that the machine does not have.
+pub const ORDER_HINT: &str = "`--device-order pci` or `as-listed` need nothing but the devices";
 
 /// Reasons why no devices can be chosen. Present devices are listed one line each.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -182,10 +185,10 @@ pub enum ChoiceError {
         index: Option<u32>,
     },
     /// The devices cannot be put into the order that was asked for.
-    #[error("`--device-order {word}`: {error}")]
+    #[error("the order `{}`: {error}", order.as_str())]
     Order {
-        /// The order, as the user wrote it.
-        word: &'static str,
+        /// The order that was asked for.
+        order: DeviceOrder,
         /// The reason why the machine has no such order.
         error: OrderError,
     },
@@ -246,9 +249,7 @@ impl ChoiceError {
             Self::OrderUnknown { .. } | Self::Nameless { .. } => {
                 "without `--devices` and `--device-order` the inherited variables pass as they are".to_owned()
             }
-            Self::Order { .. } => {
-                "`--device-order pci` or `as-listed` need nothing but the devices".to_owned()
-            }
+            Self::Order { .. } => ORDER_HINT.to_owned(),
         };
         Some(hint)
     }

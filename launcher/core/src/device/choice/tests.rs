@@ -6,6 +6,7 @@ pub(crate) mod properties;
 mod warnings;
 
 use super::*;
+use crate::device::SettingNames;
 use crate::device::fake::{self, device_numbers, environment, request};
 
 /// Machine, inherited variables, command line, and the chosen devices in the order of the ranks.
@@ -143,7 +144,7 @@ fn device_reports_its_selection_method() {
     let how = |machine: &str, variables: &str, options: &str| {
         let choice =
             fake::choose(&fake::machine(machine), &environment(variables), &request(options)).unwrap();
-        choice.devices[0].how.to_string()
+        choice.devices[0].how.describe(&SettingNames::default())
     };
     assert_eq!(how("cuda 4", "", ""), "all devices");
     assert_eq!(how("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", ""), "CUDA_VISIBLE_DEVICES entry 3");

@@ -12,23 +12,32 @@ use crate::process::group_signal::signal_groups_left;
 use crate::process::program_file::image_of;
 
 impl WorkerGroup {
-    /// Signals these workers, and SIGCONT follows: a stopped process cannot act on a signal. The answer names those that
-    /// got the signal alone, if there are any.
+    /// Signals these workers, and SIGCONT follows: a stopped process cannot act on a signal. The answer names those whose
+    /// groups are awaited, if there are any.
     pub(in crate::agent) fn signal(
         &mut self,
         generation: Generation,
         local_ranks: &[LocalRank],
         signal: Signal,
     ) -> Option<Input> {
-        let is_alone = |local_rank: &LocalRank| {
-            signal != Signal::SIGKILL && self.signal_scope(*local_rank) == SignalScope::Rank
+        let scope = |local_rank: &LocalRank| match signal {
+            Signal::SIGKILL => SignalScope::Group,
+            _ => self.signal_scope(*local_rank),
         };
-        let (alone, with_group): (Vec<_>, Vec<_>) = local_ranks.iter().copied().partition(is_alone);
+        let scopes: Vec<_> = local_ranks.iter().map(|local_rank| (*local_rank, scope(local_rank))).collect();
+        let of = |is_scope: fn(SignalScope) -> bool| -> Vec<LocalRank> {
+            let chosen = scopes.iter().filter(|(_, scope)| is_scope(*scope));
+            chosen.map(|(local_rank, _)| *local_rank).collect()
+        };
+        let alone = of(|scope| scope == SignalScope::Rank);
+        let with_group = of(|scope| scope != SignalScope::Rank);
+        let wrappers = of(|scope| scope == SignalScope::GroupOfWrapper);
         self.children.signal_groups(&worker_ids(generation, &with_group), signal);
         let leaders = worker_ids(generation, &alone);
         self.children.signal_leaders(&leaders, signal);
         self.children.signal_leaders(&leaders, Signal::SIGCONT);
-        (!alone.is_empty()).then_some(Input::SignalledAlone { generation, local_ranks: alone })
+        let is_awaited = !alone.is_empty() || !wrappers.is_empty();
+        is_awaited.then_some(Input::Signalled { generation, alone, wrappers })
     }
 
     fn signal_scope(&self, local_rank: LocalRank) -> SignalScope {

@@ -199,6 +199,11 @@ fn unknown_driver_order_is_queried_or_reported() {
     assert_eq!(map(&launch(driver([1, 0]), "rankrun --devices 0,1", &[])), "cuda:0=0 cuda:1=1");
     let (code, text, _) = refusal(with_sign(unlike(2)), "rankrun --device-order fastest", &[]);
     assert!(code == 1 && text.contains("there is no driver"), "{text}");
+    assert!(text.starts_with("`--device-order` is `fastest`: the CUDA driver does not say"), "{text}");
+    let variable = [("RANKRUN_DEVICE_ORDER", "fastest")];
+    let (_, text, hint) = refusal(with_sign(unlike(2)), "rankrun", &variable);
+    assert!(text.starts_with("`RANKRUN_DEVICE_ORDER` is `fastest`: the CUDA driver"), "{text}");
+    assert_eq!(hint, "`--device-order pci` or `as-listed` need nothing but the devices");
     let guess = launch(with_sign(unlike(2)), "rankrun", &[]);
     assert_eq!(map(&guess), "cuda:0 cuda:1");
     assert!(said(&guess)[0].contains("the driver decides which device a worker gets"), "{:?}", said(&guess));
@@ -209,6 +214,23 @@ fn unknown_driver_order_is_queried_or_reported() {
     let counted = launch(world, "torchrun --nproc-per-node gpu", &[("OMP_NUM_THREADS", "1")]);
     assert_eq!((map(&counted).as_str(), said(&counted).len()), ("cuda:0 cuda:1", 0));
     assert_eq!(asked.take().len(), 1);
+}
+
+#[test]
+fn device_line_names_origin_of_list_and_order() {
+    let toml = "/job/r.toml";
+    let world = || with_sign(gpus(2)).file(toml, b"devices = \"1,0\"\n");
+    let config = ["--config", toml].join(" ");
+    for (line, environment, method) in [
+        ("rankrun --devices 1,0", &[][..], "--devices 1"),
+        ("rankrun", &[("RANKRUN_DEVICES", "1,0")], "RANKRUN_DEVICES 1"),
+        ("rankrun", &[("RANKRUN_DEVICE_ORDER", "as-listed")], "RANKRUN_DEVICE_ORDER as-listed"),
+        (&format!("rankrun {config}"), &[], "/job/r.toml:1 devices 1"),
+    ] {
+        let lines = said(&launch(world(), line, environment));
+        let is_named = lines.iter().any(|line| line.ends_with(&format!(", by {method}")));
+        assert!(is_named, "{line} {environment:?}: {lines:?}");
+    }
 }
 
 #[test]

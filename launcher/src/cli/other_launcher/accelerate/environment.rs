@@ -23,7 +23,7 @@ const VISIBILITY: [&str; 8] = [
 ];
 
 /// torchrun's variables for options that accelerate has; it gives torchrun a value of its own for each.
-const OF_TORCHRUN: [&str; 13] = [
+const OF_TORCHRUN: [&str; 15] = [
     "PET_NPROC_PER_NODE",
     "PET_NNODES",
     "PET_NODE_RANK",
@@ -37,6 +37,8 @@ const OF_TORCHRUN: [&str; 13] = [
     "PET_ROLE",
     "PET_TEE",
     "PET_LOG_DIR",
+    "PET_MODULE",
+    "PET_NO_PYTHON",
 ];
 
 /// The changes of the launcher's environment, in the order in which accelerate makes them.

@@ -21,6 +21,7 @@ fn facts_with(machine: Machine, environment: &[(&str, &str)]) -> Facts {
     let scripts = ["train.py", "main.py", "examples/run.py", "tools/train.py", "src/train.py", "pretrain.py"];
     let world =
         FakeWorld::default().machine(machine).cpus(64).file("/job/hosts", b"# two\nn1 slots=4\nn2:4\n");
+    let world = world.file("/job/one", b"localhost slots=4\n");
     let world =
         scripts.iter().fold(world, |world, script| world.file(&format!("/job/{script}"), b"import torch"));
     let programs = ["python", "python3.11", "bash", "lammps"];

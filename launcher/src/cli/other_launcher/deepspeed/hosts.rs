@@ -6,6 +6,7 @@ use std::path::Path;
 use super::args::{DeepspeedArgs, option};
 use crate::cli::device_request::MAX_WORKERS;
 use crate::cli::error::{CliError, SettingError};
+use crate::cli::other_launcher::TargetMachine;
 use rankrun_core::facts::Facts;
 
 /// Where the real tool looks without `--hostfile`.
@@ -48,23 +49,27 @@ struct HostFilter<'a> {
 /// # Errors
 /// The options contradict each other, the host file or a filter cannot be read, or another host takes part.
 pub(super) fn find_local_host(
+    machine: TargetMachine,
     args: &DeepspeedArgs,
     facts: &Facts,
     remarks: &mut Vec<String>,
 ) -> Result<DeepspeedHost, CliError> {
     let filter = read_filter(args)?;
-    let has_hostfile = args.hostfile.is_some();
-    let path = Path::new(args.hostfile.as_deref().unwrap_or(DEFAULT_HOSTFILE));
-    let mut hosts = match facts.is_file(path) {
-        true => read_hostfile(path, facts)?,
-        false => vec![DeepspeedHost { name: LOCALHOST.to_owned(), slots: None, filter: DeviceFilter::All }],
+    let default = (machine == TargetMachine::This).then_some(DEFAULT_HOSTFILE);
+    let named = args.hostfile.as_deref().map(Path::new);
+    let path = named.or(default.map(Path::new)).filter(|path| facts.is_file(path));
+    let mut hosts = match path {
+        Some(path) => read_hostfile(path, facts)?,
+        None => vec![DeepspeedHost { name: LOCALHOST.to_owned(), slots: None, filter: DeviceFilter::All }],
     };
-    if !facts.is_file(path) && has_hostfile {
-        remarks
-            .push(format!("the host file `{}` does not exist: the job runs on this machine", path.display()));
+    if let (None, Some(named)) = (path, named) {
+        remarks.push(format!(
+            "the host file `{}` does not exist: the job runs on this machine",
+            named.display()
+        ));
     }
     if let Some(count) = args.num_nodes.filter(|count| *count > 0) {
-        if count > 1 && !facts.is_file(path) {
+        if count > 1 && path.is_none() {
             return Err(several_hosts(&format!("`--num_nodes` is {count}")));
         }
         hosts.truncate(usize::try_from(count).unwrap_or(usize::MAX));

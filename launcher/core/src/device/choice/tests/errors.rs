@@ -121,19 +121,19 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
         "cuda 4",
         "",
         "--device-order topology",
-        "`--device-order topology`: the links between the devices are not known",
+        "the order `topology`: the links between the devices are not known",
     ),
     (
         "cuda 2",
         "",
         "--device-order fastest",
-        "`--device-order fastest`: the CUDA driver does not say which device is fastest: no driver here",
+        "the order `fastest`: the CUDA driver does not say which device is fastest: no driver here",
     ),
     (
         "rocm 4",
         "",
         "--device-order fastest",
-        "`--device-order fastest`: only the CUDA driver says which device is fastest, and these are rocm devices",
+        "the order `fastest`: only the CUDA driver says which device is fastest, and these are rocm devices",
     ),
 ];
 

@@ -87,6 +87,24 @@ fn variable_whose_value_decides_words_is_refused() {
 }
 
 #[test]
+fn files_of_deepspeed_on_this_machine_are_not_read() {
+    let line = ["deepspeed --num_gpus 2 --enable_each_rank_log /job/logs train.py".into()];
+    let world = FakeWorld::default();
+    let with_files = world
+        .clone()
+        .file("/home/me/.deepspeed_env", b"A=1\n")
+        .file("/job/.deepspeed_env", b"not a variable\n")
+        .file("/job/hostfile", b"n1 slots=8\nn2 slots=8\n")
+        .file("/job/logs", b"a file");
+    let [text, expected] =
+        [with_files, world].map(|world| answer(&line, false, &world.facts(&[("HOME", "/home/me")])).unwrap());
+    assert_eq!(text, expected);
+    // One that the line names is a part of it.
+    let named = command_of("deepspeed --hostfile /job/one train.py");
+    assert!(named.contains("LOCAL_SIZE=4") && named.contains("--nproc-per-node 4"), "{named}");
+}
+
+#[test]
 fn default_file_of_accelerate_is_named_in_note() {
     let path = "/home/me/.cache/huggingface/accelerate/default_config.yaml";
     let world = FakeWorld::default()
