@@ -218,14 +218,11 @@ fn unknown_driver_order_is_queried_or_reported() {
 
 #[test]
 fn device_line_names_origin_of_list_and_order() {
-    let toml = "/job/r.toml";
-    let world = || with_sign(gpus(2)).file(toml, b"devices = \"1,0\"\n");
-    let config = ["--config", toml].join(" ");
+    let world = || with_sign(gpus(2));
     for (line, environment, method) in [
         ("rankrun --devices 1,0", &[][..], "--devices 1"),
         ("rankrun", &[("RANKRUN_DEVICES", "1,0")], "RANKRUN_DEVICES 1"),
         ("rankrun", &[("RANKRUN_DEVICE_ORDER", "as-listed")], "RANKRUN_DEVICE_ORDER as-listed"),
-        (&format!("rankrun {config}"), &[], "/job/r.toml:1 devices 1"),
     ] {
         let lines = said(&launch(world(), line, environment));
         let is_named = lines.iter().any(|line| line.ends_with(&format!(", by {method}")));
