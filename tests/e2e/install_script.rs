@@ -26,7 +26,7 @@ impl Release {
 
     /// Whether the script succeeds, and what it says.
     fn install(&self, path_before: &str) -> (bool, String) {
-        let script = format!("{}/install.sh", checkout());
+        let script = format!("{}/install.sh", checkout().display());
         let arguments = [&script, "--from", &self.scratch.at("release"), "--prefix", &self.scratch.at("here")];
         sh(&arguments, path_before)
     }
@@ -99,7 +99,7 @@ fn install_script_refuses_unsupported_platform() {
 
 #[test]
 fn install_script_names_failed_download() {
-    let script = format!("{}/install.sh", checkout());
+    let script = format!("{}/install.sh", checkout().display());
     // A port that is never listened on.
     let (ok, said) = sh(&[&script, "--from", "https://127.0.0.1:1"], "");
     assert!(!ok && said.contains("error: cannot download https://127.0.0.1:1/SHA256SUMS: "), "{said}");
