@@ -11,8 +11,9 @@ use harness::{Launch, Name, checkout, example, is_rankrun};
 use serde_json::Value;
 
 /// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
-const FOREIGN_OPTIONS: [(&str, &str); 13] = [
-    ("cargo", "--bench --lib --no-deps --nocapture --release --test --workspace"),
+const FOREIGN_OPTIONS: [(&str, &str); 14] = [
+    ("cargo", "--bench --lib --locked --no-deps --nocapture --path --release --test --workspace"),
+    ("install.sh", "--from --prefix"),
     ("all_reduce", "--hosts"),
     ("launcher/wheel", "--profile --target"),
     ("sbatch", "--gpus --gres"),
