@@ -1,24 +1,20 @@
 //! Calls on memory of a CUDA device.
 
-use std::ffi::c_void;
-use std::sync::Arc;
-
 use bytemuck::{cast_slice, cast_slice_mut};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
-use rankrun_worker::cuda::{cuda_available, cuda_context};
-use rankrun_worker::process_group::{Collective, DeviceCollective, DeviceMemory, Stream};
+use rankrun_worker::cuda::{CudaDevice, CudaError, CudaSlice, cuda_available};
+use rankrun_worker::process_group::{Collective, DeviceCollective};
 use rankrun_worker::{Group, ReduceOp, WorkerContext};
 
 use crate::sweep::Call;
 use crate::value::{self, Number, RankPlace};
 use crate::{BenchError, Operation, Options, ROOT};
 
-/// A stream on this worker's device, which becomes current for the group that joins.
-pub(crate) fn stream(context: &WorkerContext) -> Result<Arc<CudaStream>, BenchError> {
-    cuda_available()?;
+/// This worker's device, which becomes current for the group that joins.
+pub(crate) fn open(context: &WorkerContext) -> Result<CudaDevice, BenchError> {
+    cuda_available().map_err(CudaError::from)?;
     match (context.cuda_ordinal(), context.device()) {
         (None, Some(device)) => Err(BenchError::NotCuda { device: device.clone() }),
-        (ordinal, _) => Ok(cuda_context(ordinal.unwrap_or(0))?.new_stream()?),
+        (ordinal, _) => Ok(CudaDevice::open(ordinal.unwrap_or(0))?),
     }
 }
 
@@ -26,7 +22,7 @@ pub(crate) fn stream(context: &WorkerContext) -> Result<Arc<CudaStream>, BenchEr
 pub(crate) struct OnDevice<T> {
     operation: Operation,
     op: ReduceOp,
-    stream: Arc<CudaStream>,
+    device: CudaDevice,
     input: Option<CudaSlice<u8>>,
     output: CudaSlice<u8>,
     /// Elements of input and output.
@@ -38,17 +34,17 @@ impl<T: Number> OnDevice<T> {
     /// Memory for a call with `count` elements per rank.
     pub(crate) fn new(
         options: &Options,
-        stream: &Arc<CudaStream>,
+        device: &CudaDevice,
         world: u32,
         count: usize,
     ) -> Result<Self, BenchError> {
         let (input, output) = options.operation.lengths(world, count);
         // The driver refuses an allocation of length 0.
-        let memory = |elements: usize| stream.alloc_zeros((elements * size_of::<T>()).max(1));
+        let memory = |elements: usize| device.zeros((elements * size_of::<T>()).max(1));
         Ok(Self {
             operation: options.operation,
             op: options.redop.into(),
-            stream: Arc::clone(stream),
+            device: device.clone(),
             input: if input > 0 { Some(memory(input)?) } else { None },
             output: memory(output)?,
             lengths: (if input > 0 { input } else { output }, output),
@@ -59,10 +55,8 @@ impl<T: Number> OnDevice<T> {
     fn work(&mut self) -> DeviceCollective<'static> {
         let op = self.op;
         let (input_bytes, output_bytes) = (self.lengths.0 * size_of::<T>(), self.lengths.1 * size_of::<T>());
-        let memory = |slice: &mut CudaSlice<u8>, bytes: usize| {
-            let (address, _sync) = slice.device_ptr_mut(&self.stream);
-            DeviceMemory { address, bytes }
-        };
+        let memory =
+            |slice: &mut CudaSlice<u8>, bytes: usize| self.device.raw_memory(&mut slice.slice_mut(..bytes));
         let Some(input) = &mut self.input else {
             let data = memory(&mut self.output, input_bytes);
             return match self.operation {
@@ -78,10 +72,6 @@ impl<T: Number> OnDevice<T> {
             _ => Collective::AllGather { input, output },
         }
     }
-
-    fn raw(&self) -> Stream {
-        Stream(self.stream.cu_stream().cast::<c_void>())
-    }
 }
 
 impl<T: Number> Call for OnDevice<T> {
@@ -90,14 +80,14 @@ impl<T: Number> Call for OnDevice<T> {
         value::fill(&mut input, group.rank().0, group.world_size().get());
         if !input.is_empty() {
             let to = self.input.as_mut().unwrap_or(&mut self.output);
-            self.stream.memcpy_htod(cast_slice::<T, u8>(&input), to)?;
+            let bytes = cast_slice::<T, u8>(&input);
+            self.device.write(bytes, &mut to.slice_mut(..bytes.len()))?;
         }
-        // The host memory is freed next, and the copy may still be under way.
-        Ok(self.stream.synchronize()?)
+        Ok(())
     }
 
     fn run(&mut self, group: &mut Group) -> Result<(), BenchError> {
-        let (work, stream) = (self.work(), self.raw());
+        let (work, stream) = (self.work(), self.device.raw_stream());
         // SAFETY: the memory belongs to this call and is freed after a wait.
         #[expect(unsafe_code, reason = "device memory is raw memory")]
         Ok(unsafe { group.run_on_device(T::DATA_TYPE, work, stream) }?)
@@ -106,16 +96,13 @@ impl<T: Number> Call for OnDevice<T> {
     fn wait(&mut self, group: &mut Group) -> Result<(), BenchError> {
         // SAFETY: this value owns the stream.
         #[expect(unsafe_code, reason = "a raw stream")]
-        Ok(unsafe { group.synchronize(self.raw()) }?)
+        Ok(unsafe { group.synchronize(self.device.raw_stream()) }?)
     }
 
     fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {
-        let bytes = self.stream.clone_dtoh(&self.output)?;
-        // The call may still be under way.
-        self.stream.synchronize()?;
         let mut output = vec![T::zeroed(); self.lengths.1];
-        let taken = size_of_val(&output[..]);
-        cast_slice_mut::<T, u8>(&mut output).copy_from_slice(&bytes[..taken]);
+        let bytes = cast_slice_mut::<T, u8>(&mut output);
+        self.device.read(&self.output.slice(..bytes.len()), bytes)?;
         let place = RankPlace { rank: group.rank(), world: group.world_size().get() };
         Ok(value::count_wrong(&output, (self.operation, self.op), place))
     }

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use rankrun_examples::console;
-use rankrun_worker::cuda::CudaMissing;
+use rankrun_worker::cuda::CudaError;
 use rankrun_worker::process_group::{Backend, BackendChoice};
 use rankrun_worker::{Device, GroupError, Rank, ReduceOp, WorkerContext};
 use ranks::Ranks;
@@ -167,9 +167,7 @@ enum BenchError {
     #[error(transparent)]
     Group(#[from] GroupError),
     #[error(transparent)]
-    Cuda(#[from] CudaMissing),
-    #[error("the CUDA driver failed")]
-    Driver(#[from] cudarc::driver::DriverError),
+    Cuda(#[from] CudaError),
     #[error(
         "the backend `nccl` needs a CUDA device, and the launcher gives this worker `{device}`; start it with `--device-type cuda`"
     )]

@@ -1,8 +1,6 @@
 //! The measured group, and the groups beside it.
 
-use std::sync::Arc;
-
-use cudarc::driver::CudaStream;
+use rankrun_worker::cuda::CudaDevice;
 use rankrun_worker::process_group::{Backend, BackendChoice};
 use rankrun_worker::{Group, GroupOptions, WorkerContext};
 
@@ -15,8 +13,8 @@ pub(crate) struct Ranks {
     pub(crate) group: Group,
     /// A group for host memory, if the measured one carries none.
     beside: Option<Group>,
-    /// The stream of the calls, on a device.
-    pub(crate) stream: Option<Arc<CudaStream>>,
+    /// The device of the calls.
+    pub(crate) device: Option<CudaDevice>,
 }
 
 impl Ranks {
@@ -40,13 +38,13 @@ impl Ranks {
             (Carrier::Mixed, backend) if backend != Backend::Mixed && !is_second => {
                 Err(BenchError::NotMixed { backend })
             }
-            _ => Ok(Self { group, beside: None, stream: None }),
+            _ => Ok(Self { group, beside: None, device: None }),
         }
     }
 
     fn join_on_device(context: &WorkerContext) -> Result<Self, BenchError> {
         // The group uses the device that is current when it joins.
-        let stream = device::stream(context)?;
+        let device = device::open(context)?;
         let options = |name: &str, backend| GroupOptions {
             name: name.to_owned(),
             backend: Some(backend),
@@ -54,7 +52,7 @@ impl Ranks {
         };
         let beside = context.process_group(&options("control", BackendChoice::Auto))?;
         let group = context.process_group(&options("measured", BackendChoice::Nccl))?;
-        Ok(Self { group, beside: Some(beside), stream: Some(stream) })
+        Ok(Self { group, beside: Some(beside), device: Some(device) })
     }
 
     /// The group for control messages.

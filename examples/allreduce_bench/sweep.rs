@@ -52,8 +52,8 @@ fn measure_type<T: Number>(options: &Options, ranks: &mut Ranks, bytes: usize) -
         }
         _ => (bytes / size_of::<T>(), bytes / size_of::<T>() * size_of::<T>()),
     };
-    let (micros, wrong) = match ranks.stream.clone() {
-        Some(stream) => time(options, ranks, OnDevice::<T>::new(options, &stream, world, count)?)?,
+    let (micros, wrong) = match ranks.device.clone() {
+        Some(device) => time(options, ranks, OnDevice::<T>::new(options, &device, world, count)?)?,
         None => {
             let call = OnHost::<T>::new(options, &mut ranks.group, count);
             time(options, ranks, call)?

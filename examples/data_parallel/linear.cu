@@ -1,34 +1,18 @@
-// A linear layer: `parameters` is a weight for each output and feature, output by output, then a bias for each output.
+// A linear layer with FEATURES inputs and OUTPUTS outputs, which are defined before this file. `parameters` are a weight for each
+// output and feature, output by output, then a bias for each output. Behind each pointer comes its length: the kernel stays
+// below it. The file keeps to what CUDA and C have in common, for tests on the host.
 
 // A thread for each output of each row.
-extern "C" __global__ void forward(
-    float *output, const float *parameters, const float *input, int rows, int features, int outputs)
+extern "C" __global__ void forward(float *output, long long output_length, const float *parameters,
+    long long parameters_length, const float *input, long long input_length)
 {
-    int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= rows * outputs) {
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x, row = at / OUTPUTS, to = at % OUTPUTS;
+    if (at >= output_length || row >= input_length / FEATURES || parameters_length < (FEATURES + 1) * OUTPUTS) {
         return;
     }
-    int row = at / outputs, to = at % outputs;
-    float sum = parameters[features * outputs + to];
-    for (int from = 0; from < features; from++) {
-        sum += parameters[to * features + from] * input[row * features + from];
+    float sum = parameters[FEATURES * OUTPUTS + to];
+    for (int from = 0; from < FEATURES; from++) {
+        sum += parameters[to * FEATURES + from] * input[row * FEATURES + from];
     }
     output[at] = sum;
-}
-
-// A thread for each parameter.
-extern "C" __global__ void backward(
-    float *gradients, const float *slopes, const float *input, int rows, int features, int outputs)
-{
-    int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= (features + 1) * outputs) {
-        return;
-    }
-    bool is_bias = at >= features * outputs;
-    int to = is_bias ? at - features * outputs : at / features, from = at % features;
-    float sum = 0.0f;
-    for (int row = 0; row < rows; row++) {
-        sum += slopes[row * outputs + to] * (is_bias ? 1.0f : input[row * features + from]);
-    }
-    gradients[at] = sum;
 }

@@ -1,27 +1,20 @@
-//! The DataParallel demo: splits a batch over devices, computes the parts, and gathers the outputs.
+//! PyTorch's tutorial "Data Parallelism" in Rust: several devices compute each batch together.
 //!
-//! Within a process it is torch's `nn.DataParallel`: a replica on each of `--device-ids`, with a thread each.
-//! Under a launcher rank 0 first scatters the batch over the workers and gathers their outputs; each worker
-//! splits its part over its own devices.
+//! `worker_devices` chooses the devices, `DataParallel::new` makes a replica of the model on each of them, in their order.
+//! `forward` splits a batch along its rows, as torch's `chunk`. Each replica computes its part on a thread of its own, and the
+//! outputs are gathered. Under a launcher rank 0 first scatters the batch over the workers, and gathers their outputs.
+#![expect(unsafe_code, reason = "declares the kernels of `linear.cu`")]
+#![expect(clippy::print_stdout, reason = "prints what the devices compute")]
 
-mod cpu;
-mod cuda;
-mod place;
-mod replica;
-
-use std::io;
+use std::error::Error;
 use std::process::ExitCode;
 
-use clap::Parser;
-use cpu::CpuLayer;
-use place::PlaceError;
-use rankrun_examples::random::Random;
-use rankrun_examples::{batch_split, console};
-use rankrun_worker::data_parallel::{DataParallel, DataParallelError, Device, Replica, Rows};
-use rankrun_worker::{Group, GroupError, GroupOptions, Rank, ReduceOp, WorkerContext};
-use replica::{Layer, Model, ReplicaError, Size, rows};
+use clap::{Parser, value_parser};
+use rankrun_worker::cuda::{CudaDevice, CudaError, CudaSlice, Kernel, Slice, SliceMut, worker_devices};
+use rankrun_worker::data_parallel::{Batch, DataParallel, Device, DeviceIds, Replica, Rows, chunks};
+use rankrun_worker::{GroupOptions, Rank, WorkerContext};
 
-/// The rank that holds the whole batch.
+/// The rank that has the data.
 const ROOT: Rank = Rank(0);
 
 /// Splits batches over the devices of all workers of a job, and gathers the outputs of their models.
@@ -31,58 +24,35 @@ const ROOT: Rank = Rank(0);
 #[command(after_help = "Examples:
   data_parallel                                            all GPUs of one process, or its CPU
   data_parallel --device-ids cpu:0,cpu:1                   two threads, 15 of 30 rows each
-  data_parallel --device-ids 1,0 --learning-rate 0.1       two GPUs, 1 first, which learn
+  data_parallel --device-ids 1,0                           two GPUs, 1 first
   rankrun --nproc-per-node 2 data_parallel                 two workers, 15 of 30 rows each
   rankrun --nproc-per-node 4 data_parallel --batch 10      a remainder: 3, 3, 3 and 1 rows")]
 struct Options {
-    /// Number of batches.
-    #[arg(long, default_value_t = 3)]
-    steps: u64,
+    /// Rows of the data; those of the last batch may be fewer than the others.
+    #[arg(long, default_value_t = 100, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    rows: u32,
     /// Rows of a batch.
-    #[arg(long, default_value_t = 30, value_parser = size())]
+    #[arg(long, default_value_t = 30, value_parser = value_parser!(u32).range(1..=10_000))]
     batch: u32,
     /// Features of a row.
-    #[arg(long, default_value_t = 1000, value_parser = size())]
+    #[arg(long, default_value_t = 1000, value_parser = value_parser!(u32).range(1..=10_000))]
     features: u32,
     /// Outputs for a row.
-    #[arg(long, default_value_t = 2, value_parser = size())]
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=10_000))]
     outputs: u32,
     /// The devices of each worker, in the order of their parts; a number is a GPU. Default: the worker's
     /// device under a launcher, else all GPUs, or the CPU without one.
     #[arg(long, value_delimiter = ',', value_name = "DEVICES")]
     device_ids: Vec<Device>,
-    /// Learning rate of a step after each batch, towards the outputs of another model; prints the loss.
-    #[arg(long, value_parser = learning_rate)]
-    learning_rate: Option<f32>,
-    /// Seed of weights and batches.
+    /// Makes so many replicas on the first device instead, to see the split on a machine with one GPU.
+    #[arg(long, value_name = "COUNT")]
+    replicas: Option<std::num::NonZero<usize>>,
+    /// Prints the outputs of each batch, too.
+    #[arg(long)]
+    print_outputs: bool,
+    /// Seed of parameters and data.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-}
-
-/// A product of two sizes fits into the memory of a small machine.
-fn size() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=10_000)
-}
-
-fn learning_rate(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("not a positive number".to_owned()),
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum DemoError {
-    #[error(transparent)]
-    Group(#[from] GroupError),
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    #[error(transparent)]
-    Model(#[from] DataParallelError<ReplicaError>),
-    #[error("the step failed")]
-    Step(#[from] ReplicaError),
-    #[error("cannot write to standard output")]
-    Output(#[from] io::Error),
 }
 
 fn main() -> ExitCode {
@@ -90,145 +60,138 @@ fn main() -> ExitCode {
     rankrun_worker::run(|context| demonstrate(&options, context))
 }
 
-fn demonstrate(options: &Options, context: &WorkerContext) -> Result<(), DemoError> {
-    let mut demo = Demo::begin(options, context)?;
-    for step in 1..=options.steps {
-        demo.step(step)?;
+fn demonstrate(options: &Options, context: &WorkerContext) -> Result<(), Box<dyn Error>> {
+    let (features, outputs) = (options.features as usize, options.outputs as usize);
+    let (is_root, workers) = (context.rank() == ROOT, context.world_size().get() as usize);
+    let mut random = random_numbers(options.seed);
+
+    // The devices in their order, and a replica of the model on each.
+    let mut devices = worker_devices(&options.device_ids, context)?;
+    if let Some(replicas) = options.replicas {
+        devices = DeviceIds::repeated(&devices.devices()[0], replicas);
+    }
+    let mut model =
+        DataParallel::new(devices, |device| Model::new([features, outputs], device, context.rank()))?;
+    let (count, kind) = (model.devices().len() * workers, model.devices()[0].kind());
+    if is_root && count > 1 {
+        println!("Let's use {count} {}!", if kind == "cuda" { "GPUs" } else { "CPU devices" });
+    }
+
+    // All replicas begin with the parameters of rank 0: numbers within one over the root of the features, as in torch.
+    let mut group = context.process_group(&GroupOptions::default())?;
+    let scale = (features as f32).sqrt().recip();
+    let numbers = random.by_ref().take((features + 1) * outputs);
+    let mut parameters: Vec<f32> = numbers.map(|number| number * scale).collect();
+    group.broadcast(&mut parameters, ROOT)?;
+    model.first_replica_mut().set_parameters(&parameters)?;
+
+    for start in (0..options.rows).step_by(options.batch as usize) {
+        // Rank 0 has the batch, and scatters it: a part for each worker, which is empty where rows are fewer than workers.
+        let rows = options.batch.min(options.rows - start) as usize;
+        let values = random.by_ref().take(if is_root { rows * features } else { 0 });
+        let batch = Rows::new(features, values.collect())?;
+        let mut parts = chunks(rows, workers);
+        parts.resize(workers, rows..rows);
+        let counts = |columns: usize| parts.iter().map(|part| part.len() * columns).collect::<Vec<_>>();
+        let part = Rows::new(features, group.scatter(batch.values(), &counts(features), ROOT)?)?;
+
+        // Each worker splits its part over its replicas, and gathers their outputs; rank 0 gathers those of all workers.
+        let output = if part.rows() > 0 { model.forward(&part)? } else { Rows::new(outputs, Vec::new())? };
+        if let Some(gathered) = group.gather(output.values(), &counts(outputs), ROOT)? {
+            let output = Rows::new(outputs, gathered)?;
+            println!("Outside: input size {batch}, output size {output}");
+            if options.print_outputs {
+                output.iter().for_each(|row| println!("{row:?}"));
+            }
+        }
     }
     Ok(())
 }
 
-/// A model on the devices of all workers.
-struct Demo<'a> {
-    options: &'a Options,
-    size: Size,
-    group: Group,
-    model: DataParallel<Model>,
-    /// Computes the targets, on the root's host.
-    teacher: CpuLayer,
+/// Numbers between -1 and 1, from a linear congruential generator.
+fn random_numbers(seed: u64) -> impl Iterator<Item = f32> {
+    let next =
+        |state: &u64| Some(state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F));
+    std::iter::successors(next(&seed), next).map(|state| (state >> 40) as f32 / (1 << 23) as f32 - 1.0)
 }
 
-impl<'a> Demo<'a> {
-    fn begin(options: &'a Options, context: &WorkerContext) -> Result<Self, DemoError> {
-        let devices = place::devices(&options.device_ids, context)?;
-        let size = Size { features: options.features as usize, outputs: options.outputs as usize };
-        let rank = context.rank().to_string();
-        let mut model = DataParallel::new(devices, |device| Model::new(size, device, &rank))?;
-        let mut group = context.process_group(&GroupOptions::default())?;
-        let mut parameters = size.random_parameters(&mut Random::new(options.seed, 0));
-        group.broadcast(&mut parameters, ROOT)?;
-        model.first_replica_mut().set_parameters(&parameters)?;
-        let mut teacher = CpuLayer::new(size);
-        teacher.set_parameters(&size.random_parameters(&mut Random::new(options.seed, u64::MAX)))?;
-        Ok(Self { options, size, group, model, teacher })
-    }
+/// A replica: a linear layer on one device. It says what it is given.
+struct Model {
+    layer: Layer,
+    outputs: usize,
+    place: String,
+}
 
-    /// Processes one batch, which only the root has.
-    fn step(&mut self, step: u64) -> Result<(), DemoError> {
-        let mut random = Random::new(self.options.seed, step);
-        let count =
-            if self.group.rank() == ROOT { self.options.batch as usize * self.size.features } else { 0 };
-        let batch = rows(self.size.features, (0..count).map(|_| random.normal() as f32).collect());
-        let output = self.forward(&batch)?;
-        if let Some(output) = &output {
-            console::line(&format!("Outside: input size {batch}, output size {output}"))?;
-        }
-        match self.options.learning_rate {
-            Some(rate) => self.learn(batch, output, rate),
-            None => Ok(()),
-        }
-    }
+/// Its parameters are a weight for each output and feature, output by output, then a bias for each output.
+enum Layer {
+    Cpu { parameters: Vec<f32> },
+    Cuda { device: CudaDevice, forward: Kernel<Forward>, parameters: CudaSlice<f32> },
+}
 
-    /// Computes the output of the whole batch, on the root.
-    fn forward(&mut self, batch: &Rows<f32>) -> Result<Option<Rows<f32>>, DemoError> {
-        let Size { features, outputs } = self.size;
-        let input = self.group.scatter(batch.values(), &self.counts(features), ROOT)?;
-        // With fewer rows than workers the last ones have none and skip the model.
-        let output = match input.is_empty() {
-            true => rows(outputs, Vec::new()),
-            false => self.model.forward(&rows(features, input))?,
+/// What the kernel takes: outputs, parameters of the layer, inputs.
+type Forward = (SliceMut<f32>, Slice<f32>, Slice<f32>);
+
+impl Model {
+    fn new([features, outputs]: [usize; 2], device: &Device, rank: Rank) -> Result<Self, CudaError> {
+        let place = format!("rank {rank}, device {device}, pid {}", std::process::id());
+        let parameters = vec![0.0; (features + 1) * outputs];
+        let layer = if let Device::Cuda(ordinal) = device {
+            let device = CudaDevice::open(*ordinal)?;
+            let sizes = format!("#define FEATURES {features}\n#define OUTPUTS {outputs}\n");
+            let kernels = device.compile(&(sizes + include_str!("linear.cu")))?;
+            // SAFETY: these are its parameters, and it stays below the lengths of all slices.
+            let forward = unsafe { kernels.declare("forward") }?;
+            Layer::Cuda { forward, parameters: device.upload(&parameters)?, device }
+        } else {
+            Layer::Cpu { parameters }
         };
-        let gathered = self.group.gather(output.values(), &self.counts(outputs), ROOT)?;
-        Ok(gathered.map(|values| rows(outputs, values)))
-    }
-
-    /// Takes a step towards the teacher's outputs by the mean squared error; the root has batch and output.
-    fn learn(&mut self, batch: Rows<f32>, output: Option<Rows<f32>>, rate: f32) -> Result<(), DemoError> {
-        let mut slopes = Vec::new();
-        if let Some(output) = output {
-            let target = self.teacher.forward(batch)?;
-            let errors = output.values().iter().zip(&target).map(|(output, target)| output - target);
-            slopes = errors.map(|error| 2.0 * error / target.len() as f32).collect();
-            let loss: f32 = slopes.iter().map(|slope| (slope * target.len() as f32 / 2.0).powi(2)).sum();
-            console::line(&format!("Loss: {:.6}", loss / target.len() as f32))?;
-        }
-        let own = self.group.scatter(&slopes, &self.counts(self.size.outputs), ROOT)?;
-        if !own.is_empty() {
-            self.model.backward(&rows(self.size.outputs, own))?;
-        }
-        let first = self.model.first_replica_mut();
-        let mut gradients = first.take_gradients();
-        self.group.all_reduce(&mut gradients, ReduceOp::Sum)?;
-        Ok(first.descend(&gradients, rate)?)
-    }
-
-    /// Numbers of each worker for rows with `columns` values.
-    fn counts(&self, columns: usize) -> Vec<usize> {
-        let shares = batch_split::chunks(self.options.batch as usize, self.group.world_size().get() as usize);
-        shares.iter().map(|share| share.len() * columns).collect()
+        Ok(Self { layer, outputs, place })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
+impl Replica for Model {
+    type Input = Rows<f32>;
+    type Output = Rows<f32>;
+    type Parameters = Vec<f32>;
+    type Error = CudaError;
 
-    #[test]
-    fn flags_are_consistent() {
-        Options::command().debug_assert();
+    fn parameters(&self) -> Result<Vec<f32>, CudaError> {
+        match &self.layer {
+            Layer::Cpu { parameters } => Ok(parameters.clone()),
+            Layer::Cuda { device, parameters, .. } => device.read_all(parameters),
+        }
     }
 
-    /// Outputs and parameters after some steps on these devices.
-    fn steps(devices: &str, rows: u32) -> (Vec<f32>, Vec<f32>) {
-        let (batch, rate) = (rows.to_string(), "0.05");
-        let sizes = ["--features", "6", "--outputs", "3", "--batch", &batch, "--learning-rate", rate];
-        let flags = ["data_parallel", "--device-ids", devices];
-        let options = Options::parse_from(flags.into_iter().chain(sizes));
-        let mut demo = Demo::begin(&options, &WorkerContext::single_process()).unwrap();
-        (1..4).for_each(|step| demo.step(step).unwrap());
-        let batch = rows_of(&options);
-        let output = demo.forward(&batch).unwrap().unwrap();
-        (output.values().to_vec(), demo.model.first_replica().parameters().unwrap())
+    fn set_parameters(&mut self, new: &Vec<f32>) -> Result<(), CudaError> {
+        match &mut self.layer {
+            Layer::Cpu { parameters } => parameters.copy_from_slice(new),
+            Layer::Cuda { device, parameters, .. } => device.write(new, parameters)?,
+        }
+        Ok(())
     }
 
-    fn rows_of(options: &Options) -> Rows<f32> {
-        let (features, mut random) = (options.features as usize, Random::new(9, 9));
-        rows(features, (0..options.batch as usize * features).map(|_| random.normal() as f32).collect())
-    }
-
-    #[test]
-    fn device_choice_does_not_change_training() {
-        for rows in [1, 2, 5, 30] {
-            let one = steps("cpu:0", rows);
-            for devices in ["cpu:1,cpu:0", "cpu:0,cpu:1,cpu:2", "cpu:3,cpu:1,cpu:4,cpu:0"] {
-                let other = steps(devices, rows);
-                let close = |left: &[f32], right: &[f32]| {
-                    left.len() == right.len()
-                        && left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-5)
-                };
-                assert!(close(&one.0, &other.0) && close(&one.1, &other.1), "{rows} rows on {devices}");
+    fn forward(&mut self, input: Rows<f32>) -> Result<Rows<f32>, CudaError> {
+        let output = match &self.layer {
+            Layer::Cpu { parameters } => {
+                let (weights, biases) = parameters.split_at(input.columns() * self.outputs);
+                let layer = || weights.chunks_exact(input.columns()).zip(biases);
+                let sums = input.iter().flat_map(|row| {
+                    layer().map(move |(weights, bias)| {
+                        row.iter().zip(weights).fold(*bias, |sum, (value, weight)| sum + value * weight)
+                    })
+                });
+                sums.collect()
             }
-        }
-    }
-
-    #[test]
-    fn invalid_flags_are_refused() {
-        for flags in [["--device-ids", "gpu"], ["--device-ids", "cpu:0,"], ["--learning-rate", "0"]] {
-            assert!(
-                Options::try_parse_from(["data_parallel"].into_iter().chain(flags)).is_err(),
-                "{flags:?}"
-            );
-        }
+            Layer::Cuda { device, forward, parameters } => {
+                let count = input.rows() * self.outputs;
+                let (input, mut sums) = (device.upload(input.values())?, device.zeros(count)?);
+                // A thread for each output.
+                forward.launch(count, (sums.as_view_mut(), parameters.as_view(), input.as_view()))?;
+                device.read_all(&sums)?
+            }
+        };
+        let output = Rows::new(self.outputs, output).expect("a row has outputs");
+        println!("In Model: input size {input}, output size {output} ({})", self.place);
+        Ok(output)
     }
 }

@@ -1,16 +1,13 @@
 //! The model on a CUDA device.
-#![expect(unsafe_code, reason = "launches kernels, and hands over memory of a device")]
+#![expect(unsafe_code, reason = "declares kernels, and hands memory of a device to NCCL")]
 
 use std::error::Error;
-use std::ffi::c_void;
-use std::ops::Range;
 
 use bytemuck::cast_slice;
-use cudarc::driver::{CudaFunction, CudaSlice, DevicePtrMut, PushKernelArg};
-use rankrun_examples::gpu::{Gpu, GpuError, threads};
+use rankrun_worker::cuda::{CudaDevice, CudaError, CudaSlice, Kernel, Slice, SliceMut};
 use rankrun_worker::ddp::{Ddp, NcclDdp};
+use rankrun_worker::process_group::DeviceMemory;
 use rankrun_worker::process_group::nccl::NcclGroup;
-use rankrun_worker::process_group::{DeviceMemory, Stream};
 use rankrun_worker::{ElasticRun, Group, GroupOptions, Rank, ReduceOp, WorldSize};
 
 use crate::data::{CLASSES, FEATURES};
@@ -55,7 +52,7 @@ impl CudaLearner {
             Exchange::Device(_) => "gradients by nccl",
             Exchange::Host(_) => "gradients by the host",
         };
-        format!("device cuda:{}, {way}", self.model.ordinal)
+        format!("device {:?}, {way}", self.model.device)
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -77,10 +74,10 @@ impl CudaLearner {
             ddp.broadcast(model.parts_mut())?;
         }
         let on_device = &mut self.model;
-        on_device.gpu.put(&model.parameters, &mut on_device.parameters)?;
+        on_device.device.write(&model.parameters, &mut on_device.parameters)?;
         if let Exchange::Device(ddp) = &mut self.exchange {
-            let stream = on_device.raw();
-            let parts = parts(&mut on_device.parameters, &on_device.gpu);
+            let stream = on_device.device.raw_stream();
+            let parts = raw_parts(&on_device.device, &mut on_device.parameters);
             // SAFETY: the memory is the model's, and lives as long as its stream.
             unsafe { ddp.broadcast(&parts, stream) }?;
         }
@@ -97,10 +94,10 @@ impl CudaLearner {
         hand_over(exchange, model, &[1, 0])?;
         match exchange {
             // SAFETY: the stream is the model's.
-            Exchange::Device(ddp) => drop(unsafe { ddp.finish(model.raw()) }?),
+            Exchange::Device(ddp) => drop(unsafe { ddp.finish(model.device.raw_stream()) }?),
             Exchange::Host(ddp) => {
                 let means = ddp.finish()?.iter::<f64>().collect::<Vec<_>>().concat();
-                model.gpu.put(&means, &mut model.gradients)?;
+                model.device.write(&means, &mut model.gradients)?;
             }
         }
         model.take_step()?;
@@ -121,9 +118,9 @@ impl CudaLearner {
             // What NCCL could not do was taken off the streams, and what came behind it has made a step of nonsense: that is not to
             // be saved.
             // SAFETY: the stream is the model's.
-            unsafe { ddp.synchronize(on_device.raw()) }?;
+            unsafe { ddp.synchronize(on_device.device.raw_stream()) }?;
         }
-        Ok(on_device.gpu.get(&on_device.parameters, &mut model.parameters)?)
+        Ok(on_device.device.read(&on_device.parameters, &mut model.parameters)?)
     }
 
     pub(crate) fn into_group(self) -> Result<Group> {
@@ -141,15 +138,15 @@ impl CudaLearner {
 fn hand_over(exchange: &mut Exchange, model: &mut CudaModel, ready: &[usize]) -> Result {
     match exchange {
         Exchange::Device(ddp) => {
-            let stream = model.raw();
-            let parts = parts(&mut model.gradients, &model.gpu);
+            let stream = model.device.raw_stream();
+            let parts = raw_parts(&model.device, &mut model.gradients);
             // SAFETY: the memory is the model's; it is used again by work after `finish` on the same stream.
             ready.iter().try_for_each(|&part| unsafe { ddp.gradient_ready(part, parts[part], stream) })?;
         }
         Exchange::Host(ddp) => {
             for &part in ready {
                 let from = model.gradients.slice(PARTS[part].clone());
-                model.gpu.get(&from, ddp.overwrite_gradient(part)?)?;
+                model.device.read(&from, ddp.overwrite_gradient(part)?)?;
                 ddp.mark_ready(part)?;
             }
         }
@@ -157,19 +154,14 @@ fn hand_over(exchange: &mut Exchange, model: &mut CudaModel, ready: &[usize]) ->
     Ok(())
 }
 
-/// Where the parts of the model lie in memory that has a number for each of its parameters.
-fn parts(all: &mut CudaSlice<f64>, gpu: &Gpu) -> [DeviceMemory; PARTS.len()] {
-    let (address, _sync) = all.device_ptr_mut(&gpu.stream);
-    PARTS.map(|Range { start, end }| DeviceMemory {
-        address: address + (start * size_of::<f64>()) as u64,
-        bytes: (end - start) * size_of::<f64>(),
-    })
+/// The parts of the model in memory that has a number for each of its parameters, for NCCL.
+fn raw_parts(device: &CudaDevice, all: &mut CudaSlice<f64>) -> [DeviceMemory; PARTS.len()] {
+    PARTS.map(|part| device.raw_memory(&mut all.slice_mut(part)))
 }
 
 /// The model, and memory for what it makes of a batch. Everything is done in the order of one stream.
 pub(crate) struct CudaModel {
-    gpu: Gpu,
-    ordinal: usize,
+    device: CudaDevice,
     kernels: Kernels,
     parameters: CudaSlice<f64>,
     gradients: CudaSlice<f64>,
@@ -183,115 +175,96 @@ pub(crate) struct CudaModel {
     scores: CudaSlice<f64>,
 }
 
+type Read = Slice<f64>;
+type Write = SliceMut<f64>;
+
+/// The kernels of `mlp.cu`.
 struct Kernels {
-    activate: CudaFunction,
-    judge: CudaFunction,
-    descend_into_hidden: CudaFunction,
-    differentiate: CudaFunction,
-    step: CudaFunction,
+    activate: Kernel<(Write, Read, Read)>,
+    judge: Kernel<(Write, Write, Read, Read, Slice<i64>, Read)>,
+    descend_into_hidden: Kernel<(Write, Read, Read, Read)>,
+    differentiate: Kernel<(Write, Read, Read, i64, i64)>,
+    step: Kernel<(Write, Read, Read)>,
 }
 
 impl CudaModel {
     /// On this device, for up to so many samples at once.
-    pub(crate) fn open(ordinal: usize, rows: usize) -> Result<Self, GpuError> {
+    pub(crate) fn open(ordinal: usize, rows: usize) -> Result<Self, CudaError> {
         let sizes = [("FEATURES", FEATURES), ("HIDDEN", HIDDEN), ("CLASSES", CLASSES), ("OUTPUT", OUTPUT)];
         let sizes: String = sizes.iter().map(|(name, size)| format!("#define {name} {size}\n")).collect();
-        let gpu = Gpu::open(ordinal, &(sizes + KERNELS))?;
-        let numbers = |count: usize| gpu.stream.alloc_zeros::<f64>(count);
+        let device = CudaDevice::open(ordinal)?;
+        let compiled = device.compile(&(sizes + KERNELS))?;
+        // SAFETY: these are their parameters, and each stays below the lengths of its slices.
+        let kernels = unsafe {
+            Kernels {
+                activate: compiled.declare("activate")?,
+                judge: compiled.declare("judge")?,
+                descend_into_hidden: compiled.declare("descend_into_hidden")?,
+                differentiate: compiled.declare("differentiate")?,
+                step: compiled.declare("step")?,
+            }
+        };
         Ok(Self {
-            kernels: Kernels {
-                activate: gpu.kernel("activate")?,
-                judge: gpu.kernel("judge")?,
-                descend_into_hidden: gpu.kernel("descend_into_hidden")?,
-                differentiate: gpu.kernel("differentiate")?,
-                step: gpu.kernel("step")?,
-            },
-            ordinal,
-            parameters: numbers(PARAMETERS)?,
-            gradients: numbers(PARAMETERS)?,
-            settings: numbers(2)?,
-            input: numbers(rows * FEATURES)?,
-            classes: gpu.stream.alloc_zeros(rows)?,
-            hidden: numbers(rows * HIDDEN)?,
-            slopes: numbers(rows * HIDDEN)?,
-            errors: numbers(rows * CLASSES)?,
-            scores: numbers(rows * 2)?,
-            gpu,
+            kernels,
+            parameters: device.zeros(PARAMETERS)?,
+            gradients: device.zeros(PARAMETERS)?,
+            settings: device.zeros(2)?,
+            input: device.zeros(rows * FEATURES)?,
+            classes: device.zeros(rows)?,
+            hidden: device.zeros(rows * HIDDEN)?,
+            slopes: device.zeros(rows * HIDDEN)?,
+            errors: device.zeros(rows * CLASSES)?,
+            scores: device.zeros(rows * 2)?,
+            device,
         })
     }
 
-    fn raw(&self) -> Stream {
-        Stream(self.gpu.stream.cu_stream().cast::<c_void>())
-    }
-
-    fn forward(&mut self, samples: &[Sample<'_>], settings: [f64; 2]) -> Result<(), GpuError> {
-        let Self { gpu, kernels, parameters, settings: on_device, input, classes, .. } = self;
-        let stream = &gpu.stream;
-        let count = samples.len();
-        gpu.put(&settings, on_device)?;
-        if count == 0 {
-            return Ok(());
-        }
+    fn forward(&mut self, samples: &[Sample<'_>], settings: [f64; 2]) -> Result<(), CudaError> {
+        let rows = samples.len();
         let features: Vec<[f64; FEATURES]> = samples.iter().map(|(features, _)| **features).collect();
         let right: Vec<i64> = samples.iter().map(|(_, class)| *class as i64).collect();
-        gpu.put(cast_slice(&features), &mut input.slice_mut(..count * FEATURES))?;
-        gpu.put(&right, &mut classes.slice_mut(..count))?;
-        let rows = count as i64;
-        let mut launch = stream.launch_builder(&kernels.activate);
-        launch.arg(&mut self.hidden).arg(&*parameters).arg(&*input).arg(&rows);
-        // SAFETY: the arguments are those of the kernel, which stays within memory for so many rows.
-        unsafe { launch.launch(threads(count * HIDDEN)) }?;
-        let mut launch = stream.launch_builder(&kernels.judge);
-        launch.arg(&mut self.scores).arg(&mut self.errors).arg(&*parameters).arg(&self.hidden);
-        launch.arg(&*classes).arg(&*on_device).arg(&rows);
-        // SAFETY: as above; classes are below their number.
-        unsafe { launch.launch(threads(count)) }?;
-        Ok(())
+        self.device.write(&settings, &mut self.settings)?;
+        self.device.write(cast_slice(&features), &mut self.input.slice_mut(..rows * FEATURES))?;
+        self.device.write(&right, &mut self.classes.slice_mut(..rows))?;
+        let (parameters, input) = (self.parameters.as_view(), self.input.slice(..rows * FEATURES));
+        let hidden = self.hidden.slice_mut(..rows * HIDDEN);
+        self.kernels.activate.launch(rows * HIDDEN, (hidden, parameters, input))?;
+        let scores = self.scores.slice_mut(..rows * 2);
+        let errors = self.errors.slice_mut(..rows * CLASSES);
+        let (hidden, classes) = (self.hidden.slice(..rows * HIDDEN), self.classes.slice(..rows));
+        let arguments =
+            (scores, errors, self.parameters.as_view(), hidden, classes, self.settings.slice(..1));
+        self.kernels.judge.launch(rows, arguments)
     }
 
-    fn differentiate_output(&mut self, count: usize) -> Result<(), GpuError> {
-        let (rows, inputs, outputs) = (count as i64, HIDDEN as i64, CLASSES as i64);
-        let mut gradients = self.gradients.slice_mut(OUTPUT..);
-        let mut launch = self.gpu.stream.launch_builder(&self.kernels.differentiate);
-        launch.arg(&mut gradients).arg(&self.errors).arg(&self.hidden);
-        launch.arg(&rows).arg(&inputs).arg(&outputs);
-        // SAFETY: as above; of the parameters from `OUTPUT` on there is a weight for each output and unit, and a bias for each output.
-        unsafe { launch.launch(threads(PARAMETERS - OUTPUT)) }?;
-        Ok(())
+    fn differentiate_output(&mut self, rows: usize) -> Result<(), CudaError> {
+        let errors = self.errors.slice(..rows * CLASSES);
+        let hidden = self.hidden.slice(..rows * HIDDEN);
+        let gradients = self.gradients.slice_mut(OUTPUT..);
+        let sizes = (HIDDEN as i64, CLASSES as i64);
+        let arguments = (gradients, errors, hidden, sizes.0, sizes.1);
+        self.kernels.differentiate.launch(PARAMETERS - OUTPUT, arguments)
     }
 
-    fn differentiate_hidden(&mut self, count: usize) -> Result<(), GpuError> {
-        let (rows, inputs, outputs) = (count as i64, FEATURES as i64, HIDDEN as i64);
-        let stream = &self.gpu.stream;
-        if count > 0 {
-            let mut launch = stream.launch_builder(&self.kernels.descend_into_hidden);
-            launch.arg(&mut self.slopes).arg(&self.parameters).arg(&self.hidden).arg(&self.errors).arg(&rows);
-            // SAFETY: as above.
-            unsafe { launch.launch(threads(count * HIDDEN)) }?;
-        }
-        let mut launch = stream.launch_builder(&self.kernels.differentiate);
-        launch.arg(&mut self.gradients).arg(&self.slopes).arg(&self.input);
-        launch.arg(&rows).arg(&inputs).arg(&outputs);
-        // SAFETY: as above; the parameters below `OUTPUT` are those of the hidden layer.
-        unsafe { launch.launch(threads(OUTPUT)) }?;
-        Ok(())
+    fn differentiate_hidden(&mut self, rows: usize) -> Result<(), CudaError> {
+        let (hidden, errors) = (self.hidden.slice(..rows * HIDDEN), self.errors.slice(..rows * CLASSES));
+        let slopes = self.slopes.slice_mut(..rows * HIDDEN);
+        let arguments = (slopes, self.parameters.as_view(), hidden, errors);
+        self.kernels.descend_into_hidden.launch(rows * HIDDEN, arguments)?;
+        let (slopes, input) = (self.slopes.slice(..rows * HIDDEN), self.input.slice(..rows * FEATURES));
+        let gradients = self.gradients.slice_mut(..OUTPUT);
+        let sizes = (FEATURES as i64, HIDDEN as i64);
+        self.kernels.differentiate.launch(OUTPUT, (gradients, slopes, input, sizes.0, sizes.1))
     }
 
-    fn take_step(&mut self) -> Result<(), GpuError> {
-        let (rate, count) = (self.settings.slice(1..), PARAMETERS as i64);
-        let mut launch = self.gpu.stream.launch_builder(&self.kernels.step);
-        launch.arg(&mut self.parameters).arg(&self.gradients).arg(&rate).arg(&count);
-        // SAFETY: as above.
-        unsafe { launch.launch(threads(PARAMETERS)) }?;
-        Ok(())
+    fn take_step(&mut self) -> Result<(), CudaError> {
+        let (gradients, rate) = (self.gradients.as_view(), self.settings.slice(1..));
+        self.kernels.step.launch(PARAMETERS, (self.parameters.as_view_mut(), gradients, rate))
     }
 
     /// The sum of all losses, and how often the model was right.
-    fn score(&self, count: usize) -> Result<[f64; 2], GpuError> {
-        let scores = match count {
-            0 => Vec::new(),
-            _ => self.gpu.get_all(&self.scores.slice(..count * 2))?,
-        };
+    fn score(&self, rows: usize) -> Result<[f64; 2], CudaError> {
+        let scores = self.device.read_all(&self.scores.slice(..rows * 2))?;
         let sum = |at| scores.iter().skip(at).step_by(2).sum();
         Ok([sum(0), sum(1)])
     }

@@ -1,11 +1,13 @@
 //! Where the model learns: on the CPU, or on the worker's GPU. The steps are the same, up to rounding.
 
 use std::error::Error;
+use std::num::NonZero;
 
-use rankrun_examples::gpu::{self, GpuError};
+use rankrun_worker::cuda::CudaError;
 use rankrun_worker::ddp::{Ddp, DdpOptions};
+use rankrun_worker::diagnostic::{Details, Diagnostic};
 use rankrun_worker::process_group::nccl::Nccl;
-use rankrun_worker::{ElasticRun, Group, Rank, ReduceOp, WorkerContext, WorldSize};
+use rankrun_worker::{Device, ElasticRun, Group, Rank, ReduceOp, WorkerContext, WorldSize};
 
 use crate::cuda::{CudaLearner, CudaModel};
 use crate::data::FEATURES;
@@ -42,7 +44,7 @@ impl Learner {
     pub(crate) fn open(place: DeviceChoice, mut run: ElasticRun, rows: usize) -> Result<Self> {
         let model = on_gpu(place, &run.context, rows)?;
         // Two workers on one device are nothing that NCCL knows.
-        let has_nccl = model.is_some() && gpu::sharing().is_none() && Nccl::load(None).is_ok();
+        let has_nccl = model.is_some() && sharing().is_none() && Nccl::load(None).is_ok();
         let mut by_nccl = [u8::from(has_nccl)];
         run.group.all_reduce(&mut by_nccl, ReduceOp::Min)?;
         Ok(match model {
@@ -129,19 +131,42 @@ pub(crate) fn buckets() -> DdpOptions {
     DdpOptions { first_bucket_bytes: 1 << 10, ..DdpOptions::default() }
 }
 
-/// The model on the worker's GPU, if that is where it is to be.
-fn on_gpu(place: DeviceChoice, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>, GpuError> {
-    let ordinal = match (place, gpu::ordinal(context), context.device()) {
+/// Number of workers that share one device, for tests on a machine with one.
+const SHARE: &str = "RANKRUN_TEST_SHARE_DEVICE";
+
+fn sharing() -> Option<NonZero<usize>> {
+    #[expect(clippy::disallowed_methods, reason = "a switch for tests, not an option of the program")]
+    std::env::var(SHARE).ok()?.parse().ok()
+}
+
+/// The launcher gave the worker a device of another kind than the program was told to take.
+#[derive(Debug, thiserror::Error)]
+#[error("{}this worker is to compute on a CUDA device, and the launcher gives it `{device}`", Details(self))]
+struct OtherDevice {
+    device: Device,
+}
+
+impl Diagnostic for OtherDevice {
+    fn hint(&self) -> Option<&str> {
+        Some(
+            "start it with `rankrun --device-type cuda`, or let the program compute on the device that it has",
+        )
+    }
+}
+
+/// The model on the worker's GPU, if that is where it is to be. A GPU that the launcher gave is never replaced by the CPU.
+fn on_gpu(place: DeviceChoice, context: &WorkerContext, rows: usize) -> Result<Option<CudaModel>> {
+    let own = if sharing().is_some() { Some(0) } else { context.cuda_ordinal() };
+    let ordinal = match (place, own, context.device()) {
         (DeviceChoice::Cpu, ..) | (DeviceChoice::Auto, None, _) => return Ok(None),
         (DeviceChoice::Cuda, None, Some(device)) => {
-            return Err(GpuError::NotGiven { device: device.clone() });
+            return Err(OtherDevice { device: device.clone() }.into());
         }
         (_, ordinal, _) => ordinal.unwrap_or(0),
     };
+    let is_optional = place == DeviceChoice::Auto && !matches!(context.device(), Some(Device::Cuda(_)));
     match CudaModel::open(ordinal, rows) {
-        Err(error) if place == DeviceChoice::Auto && !gpu::is_given(context) && error.is_absence() => {
-            Ok(None)
-        }
-        opened => opened.map(Some),
+        Err(error) if is_optional && CudaError::is_absence(&error) => Ok(None),
+        opened => Ok(Some(opened?)),
     }
 }

@@ -15,7 +15,6 @@ struct Demo {
     program: &'static str,
     libraries: Folder,
     orders: String,
-    replicas: Option<u32>,
     visible: Option<&'static str>,
 }
 
@@ -24,7 +23,7 @@ impl Demo {
         let libraries = Folder::new();
         fake_gpu::install(&libraries.0).expect("the fake is built, and the folder takes links");
         let program = env!("CARGO_BIN_EXE_data_parallel");
-        Self { program, libraries, orders: orders.to_owned(), replicas: None, visible: None }
+        Self { program, libraries, orders: orders.to_owned(), visible: None }
     }
 
     /// One library is missing: an empty file under each name by which cudarc looks for it.
@@ -41,7 +40,6 @@ impl Demo {
         let mut command = Command::new(self.program);
         command.args(args).env_clear().env("LD_LIBRARY_PATH", &self.libraries.0);
         command.env(fake_gpu::VARIABLE, &self.orders);
-        command.envs(self.replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas.to_string())));
         command.envs(self.visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
         run_and_capture(&mut command)
     }
@@ -55,35 +53,43 @@ impl Demo {
     }
 }
 
-/// What is not numbers, as if it were of a CPU, each step in the order of its devices; and the losses.
-fn lines_and_losses(printed: &str) -> (Vec<String>, Vec<f64>) {
-    let mut steps = vec![Vec::new()];
-    let mut losses = Vec::new();
+/// Lines as if they were of a CPU, those of each batch in the order of their devices; and the outputs.
+fn lines_and_outputs(printed: &str) -> (Vec<String>, Vec<f64>) {
+    let (mut batches, mut outputs) = (vec![Vec::new()], Vec::new());
     for line in printed.lines() {
+        if let Some(row) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            outputs.extend(row.split(", ").map(|value| value.parse::<f64>().expect("a number")));
+            continue;
+        }
         let text = line.split(", pid ").next().unwrap_or(line).replace("cuda:", "cpu:");
-        if let Some(loss) = line.strip_prefix("Loss: ") {
-            losses.push(loss.parse().expect("a number"));
-            steps.push(Vec::new());
-        } else if let Some(step) = steps.last_mut() {
-            step.push(text);
+        if let Some(batch) = batches.last_mut() {
+            batch.push(text.replace("GPUs", "CPU devices"));
+        }
+        if line.starts_with("Outside") {
+            batches.push(Vec::new());
         }
     }
     // Devices print when they are ready.
-    steps.iter_mut().for_each(|step| step.sort());
-    (steps.concat(), losses)
+    batches.iter_mut().for_each(|batch| batch.sort());
+    (batches.concat(), outputs)
 }
 
 #[track_caller]
 fn assert_same(gpus: &str, cpus: &str) {
-    let ((gpu_lines, gpu_losses), (cpu_lines, cpu_losses)) = (lines_and_losses(gpus), lines_and_losses(cpus));
+    let ((gpu_lines, gpu_outputs), (cpu_lines, cpu_outputs)) =
+        (lines_and_outputs(gpus), lines_and_outputs(cpus));
     assert_eq!(gpu_lines, cpu_lines);
-    let is_close = |(gpu, cpu): (&f64, &f64)| (gpu - cpu).abs() <= 1e-5 * cpu.abs().max(1.0);
-    let is_same = gpu_losses.len() == cpu_losses.len() && gpu_losses.iter().zip(&cpu_losses).all(is_close);
-    assert!(is_same && !cpu_losses.is_empty(), "{gpu_losses:?} is not {cpu_losses:?}");
+    assert_close(&gpu_outputs, &cpu_outputs);
+}
+
+#[track_caller]
+fn assert_close(gpus: &[f64], cpus: &[f64]) {
+    let is_close = gpus.iter().zip(cpus).all(|(gpu, cpu)| (gpu - cpu).abs() <= 1e-5 * cpu.abs().max(1.0));
+    assert!(gpus.len() == cpus.len() && is_close && !cpus.is_empty(), "{gpus:?} is not {cpus:?}");
 }
 
 #[test]
-fn gpu_training_equals_cpu_training() {
+fn gpu_outputs_equal_cpu_outputs() {
     let demo = Demo::on("devices=3");
     for (gpus, cpus) in [
         ("0", "cpu:0"),
@@ -91,19 +97,33 @@ fn gpu_training_equals_cpu_training() {
         ("cuda:0,cuda:1,cuda:2", "cpu:0,cpu:1,cpu:2"),
         ("2,0,1", "cpu:2,cpu:0,cpu:1"),
     ] {
-        // A whole number of rows for each device, a remainder, and fewer rows than devices.
-        for batch in ["30", "31", "2", "1"] {
-            let args = ["--batch", batch, "--steps", "4", "--learning-rate", "0.05", "--device-ids"];
+        // A whole number of rows for each device, a remainder, fewer rows than devices; and a smaller last batch.
+        for (rows, batch) in [("60", "30"), ("70", "31"), ("4", "2"), ("3", "1")] {
+            let args = ["--batch", batch, "--rows", rows, "--print-outputs", "--device-ids"];
             let run = |devices| demo.prints(&[&args[..], &[devices]].concat());
             assert_same(&run(gpus), &run(cpus));
         }
     }
 }
 
+#[test]
+fn gpus_are_announced_in_words_of_tutorial() {
+    let printed = Demo::on("devices=2").prints(&[]);
+    assert!(
+        printed.starts_with("Let's use 2 GPUs!\nIn Model: input size [15, 1000], output size [15, 2]"),
+        "{printed}"
+    );
+    let parts = |text: &str| printed.matches(text).count();
+    assert_eq!(parts("In Model: input size [15, 1000], output size [15, 2]"), 6, "{printed}");
+    assert_eq!(parts("Outside: input size [30, 1000], output size [30, 2]"), 3, "{printed}");
+    assert_eq!(parts("In Model: input size [5, 1000], output size [5, 2]"), 2, "{printed}");
+    assert!(printed.ends_with("Outside: input size [10, 1000], output size [10, 2]\n"), "{printed}");
+}
+
 /// Neither is taken for done because its call has returned.
 #[test]
 fn delayed_copies_are_awaited() {
-    let args = ["--batch", "31", "--learning-rate", "0.05", "--device-ids"];
+    let args = ["--batch", "31", "--print-outputs", "--device-ids"];
     let run = |orders, devices| Demo::on(orders).prints(&[&args[..], &[devices]].concat());
     assert_same(&run("devices=2 late=1", "0,1"), &run("devices=2", "cpu:0,cpu:1"));
     let train = |device| {
@@ -118,7 +138,7 @@ fn delayed_copies_are_awaited() {
 fn layer_sizes_on_gpu_match_cpu() {
     let demo = Demo::on("devices=2 pools=0");
     for (features, outputs) in [("1", "1"), ("7", "1"), ("1", "1500"), ("33", "65")] {
-        let args = ["--batch", "9", "--features", features, "--outputs", outputs, "--learning-rate", "0.01"];
+        let args = ["--batch", "9", "--features", features, "--outputs", outputs, "--print-outputs"];
         let run = |devices| demo.prints(&[&args[..], &["--device-ids", devices]].concat());
         assert_same(&run("1,0"), &run("cpu:1,cpu:0"));
     }
@@ -129,7 +149,7 @@ fn default_uses_all_visible_gpus() {
     for (orders, visible, devices) in
         [("devices=3", None, 3), ("devices=1", None, 1), ("devices=4", Some("2,0"), 2)]
     {
-        let printed = Demo { visible, ..Demo::on(orders) }.prints(&["--steps", "1", "--batch", "12"]);
+        let printed = Demo { visible, ..Demo::on(orders) }.prints(&["--rows", "12"]);
         let rows = 12 / devices;
         for device in 0..devices {
             let part =
@@ -140,26 +160,20 @@ fn default_uses_all_visible_gpus() {
     }
     // Hidden ones are none, and the CPU takes their place.
     let hidden = Demo { visible: Some(""), ..Demo::on("devices=2") };
-    assert!(hidden.prints(&["--steps", "1"]).contains("device cpu:0"));
+    assert!(hidden.prints(&["--rows", "1"]).contains("device cpu:0"));
 }
 
 #[test]
 fn replicas_on_shared_gpu_split_batch() {
-    let args = ["--batch", "31", "--learning-rate", "0.1"];
-    let alone = Demo::on("devices=1").prints(&[&args[..], &["--device-ids", "cpu:0"]].concat());
-    let (_, expected) = lines_and_losses(&alone);
-    let demo = Demo { replicas: Some(2), ..Demo::on("devices=1") };
-    let printed = demo.prints(&args);
+    let demo = Demo::on("devices=1");
+    let args = ["--rows", "93", "--batch", "31", "--print-outputs"];
+    let alone = demo.prints(&[&args[..], &["--device-ids", "cpu:0"]].concat());
+    let printed = demo.prints(&[&args[..], &["--replicas", "2"]].concat());
     for rows in [16, 15] {
         let part = format!("output size [{rows}, 2] (rank 0, device cuda:0,");
         assert_eq!(printed.matches(&part).count(), 3, "{printed}");
     }
-    let (_, losses) = lines_and_losses(&printed);
-    let is_close = losses
-        .iter()
-        .zip(&expected)
-        .all(|(loss, expected_loss)| (loss - expected_loss).abs() <= 1e-5 * expected_loss.max(1.0));
-    assert!(losses.len() == 3 && is_close, "{losses:?} is not {expected:?}");
+    assert_close(&lines_and_outputs(&printed).1, &lines_and_outputs(&alone).1);
 }
 
 #[test]
@@ -180,7 +194,7 @@ fn invalid_gpus_are_named() {
 #[test]
 fn unsupported_machine_is_described() {
     let pieces = |orders: &str, expected: &[&str]| {
-        let (code, _, stderr) = Demo::on(orders).run(&["--device-ids", "1,0", "--learning-rate", "0.1"]);
+        let (code, _, stderr) = Demo::on(orders).run(&["--device-ids", "1,0"]);
         let has_all = expected.iter().all(|piece| stderr.contains(piece));
         assert!(code == Some(1) && has_all && !stderr.contains("panicked"), "{orders}: {stderr}");
     };
@@ -199,7 +213,7 @@ fn unsupported_machine_is_described() {
 #[test]
 fn missing_library_is_named() {
     let demo = Demo::on("devices=1").without("nvrtc");
-    assert!(demo.prints(&["--steps", "1"]).contains("device cpu:0"), "what was not asked for is not missed");
+    assert!(demo.prints(&["--rows", "1"]).contains("device cpu:0"), "what was not asked for is not missed");
     let (code, stdout, stderr) = demo.run(&["--device-ids", "0"]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
     assert!(
@@ -212,9 +226,12 @@ fn missing_library_is_named() {
     assert!(stderr.contains("the CUDA driver cannot be loaded") && stderr.contains("hint: "), "{stderr}");
 }
 
-/// The kernels of all examples; those of a training are given their sizes by the program.
+/// The kernels of all examples, with sizes as the programs give them.
 const KERNELS: [(&str, &[&str]); 2] = [
-    (include_str!("../data_parallel/linear.cu"), &["forward", "backward"]),
+    (
+        concat!("#define FEATURES 1000\n#define OUTPUTS 2\n", include_str!("../data_parallel/linear.cu")),
+        &["forward"],
+    ),
     (
         concat!(
             "#define FEATURES 2\n#define HIDDEN 16\n#define CLASSES 3\n#define OUTPUT 48\n",

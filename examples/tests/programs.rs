@@ -32,75 +32,123 @@ fn allreduce_bench(args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn demo_prints_both_lines_for_each_step() {
-    let (code, stdout, stderr) = data_parallel(&["--steps", "2", "--device-ids", "cpu:0"]);
+fn demo_prints_both_lines_for_each_batch() {
+    let (code, stdout, stderr) = data_parallel(&["--device-ids", "cpu:0"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = stdout.lines().collect();
-    assert_eq!(lines.len(), 4, "{stdout}");
-    for step in lines.chunks(2) {
-        let inside = "In Model: input size [30, 1000], output size [30, 2] (rank 0, device cpu:0, pid ";
-        assert!(step[0].starts_with(inside), "{stdout}");
-        assert_eq!(step[1], "Outside: input size [30, 1000], output size [30, 2]");
+    // 100 rows: the last batch is smaller.
+    assert_eq!(lines.len(), 8, "one device is not announced: {stdout}");
+    for (batch, rows) in lines.chunks(2).zip([30, 30, 30, 10]) {
+        let inside = format!(
+            "In Model: input size [{rows}, 1000], output size [{rows}, 2] (rank 0, device cpu:0, pid "
+        );
+        assert!(batch[0].starts_with(&inside), "{stdout}");
+        assert_eq!(batch[1], format!("Outside: input size [{rows}, 1000], output size [{rows}, 2]"));
     }
 }
 
 #[test]
 fn demo_splits_each_batch_over_the_devices_of_one_process() {
-    let args = ["--steps", "2", "--batch", "5", "--learning-rate", "0.1", "--device-ids"];
+    let args = ["--rows", "12", "--batch", "5", "--print-outputs", "--device-ids"];
     let (code, stdout, stderr) = data_parallel(&[&args[..], &["cpu:2,cpu:0,cpu:1,cpu:3"]].concat());
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
-    for (device, rows) in [(2, 2), (0, 2), (1, 1)] {
+    assert!(stdout.starts_with("Let's use 4 CPU devices!\n"), "{stdout}");
+    // The batches have 5, 5 and 2 rows. The first devices get the parts.
+    for (device, rows, parts) in [(2, 2, 2), (0, 2, 2), (1, 1, 2), (2, 1, 1), (0, 1, 1)] {
         let inside = format!(
             "In Model: input size [{rows}, 1000], output size [{rows}, 2] (rank 0, device cpu:{device}, pid "
         );
-        assert_eq!(stdout.matches(&inside).count(), 2, "{stdout}");
+        assert_eq!(stdout.matches(&inside).count(), parts, "{inside}: {stdout}");
     }
     assert!(!stdout.contains("device cpu:3"), "three parts have all rows: {stdout}");
     assert_eq!(stdout.matches("Outside: input size [5, 1000], output size [5, 2]\n").count(), 2, "{stdout}");
-    let (_, alone, _) = data_parallel(&[&args[..], &["cpu:0"]].concat());
-    let losses =
-        |text: &str| text.lines().filter(|line| line.starts_with("Loss: ")).map(str::to_owned).collect();
-    let (losses, expected): (Vec<_>, Vec<_>) = (losses(&stdout), losses(&alone));
-    assert_eq!((losses.len(), losses), (2, expected));
+    assert_eq!(stdout.matches("Outside: input size [2, 1000], output size [2, 2]\n").count(), 1, "{stdout}");
 }
 
-/// The losses of some steps on these devices, of which the first has so many replicas.
-fn losses(devices: &str, replicas: Option<&str>) -> Vec<f32> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
-    command.args(["--batch", "31", "--learning-rate", "0.1", "--device-ids", devices]);
-    let output = command.envs(replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas))).output();
-    let text = String::from_utf8_lossy(&output.expect("the example is built").stdout).into_owned();
-    let losses = text.lines().filter_map(|line| line.strip_prefix("Loss: "));
-    losses.map(|loss| loss.parse().expect("a number")).collect()
+/// The outputs of all rows, in their order.
+fn outputs(args: &[&str]) -> Vec<f32> {
+    let (code, stdout, stderr) = data_parallel(&[args, &["--print-outputs"]].concat());
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+    let rows = stdout.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']'));
+    rows.flat_map(|row| row.split(", ")).map(|value| value.parse().expect("a number")).collect()
+}
+
+#[test]
+fn device_choice_does_not_change_outputs() {
+    for batch in ["1", "2", "5", "30"] {
+        let on = |devices: &str| {
+            outputs(&[
+                "--rows",
+                "33",
+                "--features",
+                "6",
+                "--outputs",
+                "3",
+                "--batch",
+                batch,
+                "--device-ids",
+                devices,
+            ])
+        };
+        let one = on("cpu:0");
+        assert!(one.len() == 99 && one.iter().any(|value| *value != one[0]), "{one:?}");
+        for devices in ["cpu:1,cpu:0", "cpu:0,cpu:1,cpu:2", "cpu:3,cpu:1,cpu:4,cpu:0"] {
+            assert_eq!(on(devices), one, "batches of {batch} on {devices}");
+        }
+    }
+}
+
+#[test]
+fn linear_layer_output_is_sum_of_products_and_bias() {
+    // Numbers of a linear congruential generator; the layer's are within one over the root of the features.
+    let mut state = 0u64;
+    let mut next = || {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (state >> 40) as f64 / f64::from(1 << 23) - 1.0
+    };
+    let layer: Vec<f64> = (0..8).map(|_| next() / 3f64.sqrt()).collect();
+    let (weights, biases) = layer.split_at(6);
+    let product = |row: &[f64], to: usize| -> f64 {
+        row.iter().zip(&weights[to * 3..]).map(|(value, weight)| value * weight).sum::<f64>() + biases[to]
+    };
+    let rows: Vec<[f64; 3]> = (0..4).map(|_| [next(), next(), next()]).collect();
+    let expected = rows.iter().flat_map(|row| [product(row, 0), product(row, 1)]);
+    let printed = outputs(&["--rows", "4", "--features", "3", "--device-ids", "cpu:0"]);
+    let pairs: Vec<_> = printed.iter().zip(expected).collect();
+    assert_eq!(pairs.len(), 8);
+    assert!(pairs.iter().all(|(value, expected)| (f64::from(**value) - expected).abs() < 1e-6), "{pairs:?}");
 }
 
 /// Where there is no GPU it says so and does nothing; with `RANKRUN_TEST_GPU=1` that is a failure.
 #[test]
-fn gpu_training_equals_cpu_with_two_replicas() {
+fn gpu_outputs_equal_cpu_outputs_with_two_replicas() {
     if let Err(missing) = rankrun_worker::cuda::cuda_available() {
         println!("SKIPPED: the demo on a GPU: {missing}");
         assert!(std::env::var_os("RANKRUN_TEST_GPU").is_none(), "RANKRUN_TEST_GPU wants it run");
         return;
     }
-    let expected = losses("cpu:0", None);
-    assert_eq!(expected.len(), 3);
-    for replicas in [None, Some("2"), Some("3")] {
-        let losses = losses("cuda:0", replicas);
-        let is_close = losses
-            .iter()
-            .zip(&expected)
-            .all(|(loss, expected_loss)| (loss - expected_loss).abs() < 1e-4 * expected_loss.abs());
-        assert!(losses.len() == 3 && is_close, "{replicas:?}: {losses:?} is not {expected:?}");
+    let on_gpu = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
+        let (code, stdout, stderr) =
+            run_and_capture(command.args(["--batch", "31", "--device-ids", "cuda:0"]).args(args));
+        assert_eq!(code, Some(0), "{stderr}");
+        stdout
+    };
+    let expected = outputs(&["--batch", "31", "--device-ids", "cpu:0"]);
+    for replicas in ["1", "2", "3"] {
+        let printed = on_gpu(&["--print-outputs", "--replicas", replicas]);
+        let rows = printed.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']'));
+        let values: Vec<f32> =
+            rows.flat_map(|row| row.split(", ")).map(|value| value.parse().expect("a number")).collect();
+        let is_close = values.iter().zip(&expected).all(|(value, expected)| (value - expected).abs() < 1e-4);
+        assert!(values.len() == 200 && is_close, "{replicas}: {values:?} is not {expected:?}");
     }
 }
 
-/// The switch by which a test has the split on a machine with one GPU.
+/// As on a machine with one GPU, where it shows the split.
 #[test]
-fn test_replicas_can_share_device() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
-    command.args(["--steps", "1", "--device-ids", "cpu:5"]).env("RANKRUN_TEST_SHARE_DEVICE", "2");
-    let output = command.output().expect("the example is built");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+fn replicas_share_first_device() {
+    let (_, text, _) = data_parallel(&["--rows", "30", "--device-ids", "cpu:5", "--replicas", "2"]);
     assert_eq!(text.matches("output size [15, 2] (rank 0, device cpu:5, pid ").count(), 2, "{text}");
 }
 
@@ -122,8 +170,7 @@ fn invalid_devices_are_named() {
 
 #[test]
 fn every_size_can_be_chosen() {
-    let (_, stdout, _) =
-        data_parallel(&["--steps", "1", "--batch", "1", "--features", "5", "--outputs", "7"]);
+    let (_, stdout, _) = data_parallel(&["--rows", "1", "--features", "5", "--outputs", "7"]);
     assert!(stdout.ends_with("Outside: input size [1, 5], output size [1, 7]\n"), "{stdout}");
 }
 

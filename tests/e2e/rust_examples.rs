@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use harness::{Launch, Machine, Name, Outcome, Scratch, example, is_soak};
 use nix::sys::signal::Signal;
 
-/// Rows of each batch of the demo.
-const ROWS: usize = 30;
+/// Rows of each batch of the demo: it has 100 in all.
+const BATCHES: [usize; 4] = [30, 30, 30, 10];
 
-/// How torch's `chunk` splits the batch: pieces of the rounded-up size, the last one smaller.
-fn chunk_sizes(workers: usize) -> Vec<usize> {
-    let size = ROWS.div_ceil(workers);
-    (0..ROWS).step_by(size).map(|start| size.min(ROWS - start)).collect()
+/// How torch's `chunk` splits a batch: pieces of the rounded-up size, the last one smaller.
+fn chunk_sizes(rows: usize, workers: usize) -> Vec<usize> {
+    let size = rows.div_ceil(workers);
+    (0..rows).step_by(size).map(|start| size.min(rows - start)).collect()
 }
 
 #[test]
@@ -20,18 +20,21 @@ fn demo_splits_each_batch_over_the_workers() {
         let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
         let outcome = launch.run();
         outcome.expect_exit_code(0);
-        let steps = outcome.lines_with("Outside: input size [30, 1000], output size [30, 2]").len();
-        assert!(steps > 0, "{outcome}");
-        let inside = outcome.lines_with("In Model:");
-        assert_eq!(inside.len(), steps * workers, "{outcome}");
-        for rows in chunk_sizes(workers).into_iter().collect::<BTreeSet<_>>() {
+        let announced = outcome.lines_with(&format!("Let's use {workers} CPU devices!")).len();
+        assert_eq!(announced, usize::from(workers > 1), "{outcome}");
+        let outside = |rows: usize| format!("Outside: input size [{rows}, 1000], output size [{rows}, 2]");
+        assert_eq!(outcome.lines_with(&outside(30)).len(), 3, "{outcome}");
+        assert_eq!(outcome.lines_with(&outside(10)).len(), 1, "{outcome}");
+        let parts: Vec<_> = BATCHES.iter().flat_map(|rows| chunk_sizes(*rows, workers)).collect();
+        assert_eq!(outcome.lines_with("In Model:").len(), parts.len(), "{outcome}");
+        for rows in parts.iter().collect::<BTreeSet<_>>() {
             let text = format!("In Model: input size [{rows}, 1000], output size [{rows}, 2]");
-            let expected = chunk_sizes(workers).into_iter().filter(|piece| *piece == rows).count() * steps;
+            let expected = parts.iter().filter(|part| *part == rows).count();
             assert_eq!(outcome.lines_with(&text).len(), expected, "{text}\n{outcome}");
         }
         for rank in 0..workers {
             let place = format!("(rank {rank}, device cpu:{rank}, pid ");
-            assert_eq!(outcome.lines_with(&place).len(), steps, "{place}\n{outcome}");
+            assert_eq!(outcome.lines_with(&place).len(), BATCHES.len(), "{place}\n{outcome}");
         }
     }
 }
@@ -45,50 +48,53 @@ fn demo_runs_in_different_processes() {
     assert_eq!(pids.len(), 4, "{outcome}");
 }
 
+/// The outputs of all rows, in their order.
+fn outputs(outcome: &Outcome) -> Vec<f64> {
+    outcome.expect_exit_code(0);
+    let rows = outcome.lines_with("[");
+    let rows = rows.iter().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']'));
+    rows.flat_map(|row| row.split(", ")).map(|value| value.parse().expect("a number")).collect()
+}
+
+#[track_caller]
+fn assert_outputs(outcome: &Outcome, expected: &[f64]) {
+    let found = outputs(outcome);
+    let is_close = found.iter().zip(expected).all(|(value, expected)| (value - expected).abs() <= 1e-5);
+    assert!(found.len() == expected.len() && is_close, "{found:?} is not {expected:?}\n{outcome}");
+}
+
+/// The demo with batches of 7, 7 and 2 rows, which prints its outputs.
+fn demo_with_remainder(launch: Launch) -> Launch {
+    launch.args([example("data_parallel")]).args(["--rows", "16", "--batch", "7", "--print-outputs"])
+}
+
+/// The outputs of one worker on one CPU.
+fn outputs_of_one_worker() -> Vec<f64> {
+    let one = demo_with_remainder(Launch::standalone(Name::Rankrun, 1)).args(["--device-ids", "cpu:0"]);
+    let expected = outputs(&one.run());
+    assert!(expected.len() == 32 && expected.iter().any(|value| *value != expected[0]), "{expected:?}");
+    expected
+}
+
 #[test]
-fn demo_on_split_devices_has_losses_of_one_worker() {
-    let learn = |workers: usize, devices: &str| {
-        let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
-        let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1", "--device-ids", devices]).run();
-        outcome.expect_exit_code(0);
-        let losses: Vec<f64> = outcome
-            .lines_with("Loss: ")
-            .iter()
-            .filter_map(|line| line.rsplit("Loss: ").next()?.trim().parse().ok())
-            .collect();
-        assert_eq!(losses.len(), 3, "{outcome}");
-        (outcome, losses)
-    };
-    let (_, expected) = learn(1, "cpu:0");
-    let (outcome, losses) = learn(3, "cpu:1,cpu:0");
-    for (loss, expected) in losses.iter().zip(&expected) {
-        assert!((loss - expected).abs() <= 1e-4 * expected, "{losses:?} is not {expected}\n{outcome}");
-    }
-    // 7 rows are 3, 3 and 1 for the workers, and 3 are 2 and 1 for the devices.
-    for (rank, device, rows) in [(0, 1, 2), (0, 0, 1), (1, 1, 2), (1, 0, 1), (2, 1, 1)] {
+fn demo_on_split_devices_has_outputs_of_one_worker() {
+    let three = demo_with_remainder(Launch::standalone(Name::Rankrun, 3));
+    let outcome = three.args(["--device-ids", "cpu:1,cpu:0"]).run();
+    assert_outputs(&outcome, &outputs_of_one_worker());
+    outcome.expect_stdout("Let's use 6 CPU devices!");
+    // 7 rows are 3, 3 and 1 for the workers, and 3 are 2 and 1 for the devices; 2 rows are 1, 1 and 0.
+    for (rank, device, rows, parts) in
+        [(0, 1, 2, 2), (0, 0, 1, 2), (1, 1, 2, 2), (1, 0, 1, 2), (2, 1, 1, 2), (0, 1, 1, 1), (1, 1, 1, 1)]
+    {
         let place = format!("output size [{rows}, 2] (rank {rank}, device cpu:{device}, pid ");
-        assert_eq!(outcome.lines_with(&place).len(), 3, "{place}\n{outcome}");
+        assert_eq!(outcome.lines_with(&place).len(), parts, "{place}\n{outcome}");
     }
-    assert_eq!(outcome.lines_with("In Model:").len(), 15, "{outcome}");
+    assert_eq!(outcome.lines_with("In Model:").len(), 12, "{outcome}");
 }
 
 #[test]
 fn demo_computes_on_assigned_gpus() {
-    let losses = |launch: Launch, places: &[String]| {
-        let launch = launch.args([example("data_parallel")]);
-        let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1"]).run();
-        outcome.expect_exit_code(0);
-        for place in places {
-            assert_eq!(outcome.lines_with(place).len(), 3, "{place}\n{outcome}");
-        }
-        let losses = outcome.lines_with("Loss: ");
-        losses
-            .iter()
-            .filter_map(|line| line.rsplit("Loss: ").next()?.trim().parse().ok())
-            .collect::<Vec<f64>>()
-    };
-    let on = |workers| Launch::standalone(Name::Rankrun, workers);
-    let expected = losses(on(1), &["size [7, 2] (rank 0, device cpu:0,".to_owned()]);
+    let expected = outputs_of_one_worker();
     let machine = Machine::gpus(2).computing();
     let places =
         ["size [4, 2] (rank 0, device cuda:0,", "size [3, 2] (rank 1, device cuda:1,"].map(str::to_owned);
@@ -98,12 +104,28 @@ fn demo_computes_on_assigned_gpus() {
         (&["--device-visibility", "own"], places.clone().map(|place| place.replace("cuda:1", "cuda:0"))),
         (&["--devices", "1,0"], places),
     ] {
-        let found = losses(on(2).on(&machine).args(flags.iter().copied()), &places);
-        let is_close = found
-            .iter()
-            .zip(&expected)
-            .all(|(loss, reference)| (loss - reference).abs() <= 1e-5 * reference.max(1.0));
-        assert!(found.len() == 3 && is_close, "{found:?} is not {expected:?}");
+        let launch = Launch::standalone(Name::Rankrun, 2).on(&machine).args(flags.iter().copied());
+        let outcome = demo_with_remainder(launch).run();
+        assert_outputs(&outcome, &expected);
+        outcome
+            .expect_stdout("Let's use 2 GPUs!")
+            .expect_stdout("Outside: input size [2, 1000], output size [2, 2]");
+        for place in places {
+            assert_eq!(outcome.lines_with(&place).len(), 2, "{place}\n{outcome}");
+        }
+    }
+}
+
+#[test]
+fn demo_in_one_process_takes_all_gpus_of_its_order() {
+    let machine = Machine::gpus(2).computing();
+    // A worker has its own device; `--device-ids` names those of both.
+    let one = || Launch::standalone(Name::Rankrun, 1).on(&machine);
+    let outcome = demo_with_remainder(one()).args(["--device-ids", "1,0"]).run();
+    assert_outputs(&outcome, &outputs_of_one_worker());
+    outcome.expect_stdout("Let's use 2 GPUs!");
+    for place in ["size [4, 2] (rank 0, device cuda:1,", "size [3, 2] (rank 0, device cuda:0,"] {
+        assert_eq!(outcome.lines_with(place).len(), 2, "{place}\n{outcome}");
     }
 }
 

@@ -56,11 +56,11 @@ fn worker_error_exit_code_matches_restart_rule() {
 #[test]
 fn given_gpu_without_compiler_is_refused_and_not_replaced() {
     let machine = Machine::gpus(2).computing().without_library(COMPILER);
-    let start = |flags: &[&str], program: &str| {
+    let start = |flags: &[&str], (program, length): (&str, [&str; 2])| {
         let launch = Launch::standalone(Name::Rankrun, 2).on(&machine).args(flags.iter().copied());
-        launch.args([example(program)]).args(["--steps", "2"]).run()
+        launch.args([example(program)]).args(length).run()
     };
-    for program in ["ddp_training", "data_parallel"] {
+    for program in [("ddp_training", ["--steps", "2"]), ("data_parallel", ["--rows", "30"])] {
         let outcome = start(&[], program);
         outcome
             .expect_exit_code(1)

@@ -2,6 +2,7 @@
 
 mod accelerate;
 mod comparison;
+mod data_parallel;
 mod ddp;
 mod deepspeed;
 mod early_exit;

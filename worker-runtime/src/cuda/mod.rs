@@ -1,14 +1,30 @@
-//! CUDA devices: detection, and contexts for programs. It loads the driver's library at run time; without CUDA each
-//! call is an error, never a panic. It allocates no memory for programs and starts no kernel.
+//! CUDA devices: detection, and with the feature `cuda` memory and kernels for programs. Libraries are opened at run time;
+//! without CUDA each call is an error, never a panic.
+//!
+//! [`worker_devices`] chooses devices, [`CudaDevice`] opens one, [`Kernels`] are what it computes with. Slices are cudarc's own.
 
+#[cfg(feature = "cuda")]
+mod choice;
+#[cfg(feature = "cuda")]
+mod device;
 mod driver;
+#[cfg(feature = "cuda")]
+mod kernel;
 #[cfg(feature = "nccl")]
 mod work;
 
+#[cfg(feature = "cuda")]
+pub use choice::worker_devices;
+#[cfg(feature = "cuda")]
+pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+#[cfg(feature = "cuda")]
+pub use device::{CudaDevice, CudaError, DeviceNumber};
 #[cfg(feature = "nccl")]
 pub(crate) use driver::Driver;
 pub(crate) use driver::driver;
 pub use driver::{CudaMissing, SearchedPlace};
+#[cfg(feature = "cuda")]
+pub use kernel::{Kernel, Kernels, Parameters, Slice, SliceMut};
 #[cfg(feature = "nccl")]
 pub(crate) use work::{Event, OwnStream, Query, Scratch};
 

@@ -40,14 +40,17 @@ pub trait Replica: Send {
     /// The device failed.
     fn set_parameters(&mut self, parameters: &Self::Parameters) -> Result<(), Self::Error>;
 
-    /// Computes the output; keeps the values for [`backward`](Self::backward).
+    /// Computes the output of its part of a batch.
     ///
     /// # Errors
     /// The device failed, or the shape of the input is wrong.
     fn forward(&mut self, input: Self::Input) -> Result<Self::Output, Self::Error>;
+}
 
+/// A replica that can be trained: `forward` keeps what [`backward`](Self::backward) needs.
+pub trait TrainableReplica: Replica {
     /// Computes the gradients of all parameters from that of the output of the last
-    /// [`forward`](Self::forward).
+    /// [`forward`](Replica::forward).
     ///
     /// # Errors
     /// The device failed, or the shape of the gradient is wrong.
@@ -100,7 +103,9 @@ pub enum DataParallelError<E: Error + 'static> {
 /// A model on several devices of this process.
 ///
 /// ```
-/// use rankrun_worker::data_parallel::{Batch, DataParallel, Device, DeviceIds, Replica, Rows};
+/// use rankrun_worker::data_parallel::{
+///     Batch, DataParallel, Device, DeviceIds, Replica, Rows, TrainableReplica,
+/// };
 ///
 /// /// A weight for each column.
 /// struct Scale {
@@ -129,6 +134,9 @@ pub enum DataParallelError<E: Error + 'static> {
 ///         self.input = input;
 ///         Ok(output)
 ///     }
+/// }
+///
+/// impl TrainableReplica for Scale {
 ///     fn backward(&mut self, slopes: Rows<f32>) -> Result<Vec<f32>, Self::Error> {
 ///         let mut gradients = vec![0.0; self.weights.len()];
 ///         for (slopes, row) in slopes.iter().zip(self.input.iter()) {
@@ -239,35 +247,6 @@ impl<R: Replica> DataParallel<R> {
         Ok(R::Output::concat(outputs))
     }
 
-    /// Computes the gradients of all parameters from that of the output of the last
-    /// [`forward`](Self::forward), and adds them to those of the first replica, in device order.
-    ///
-    /// # Errors
-    /// There was no output, the number of rows is wrong, or a replica failed.
-    ///
-    /// # Panics
-    /// If a replica does.
-    pub fn backward(&mut self, output_gradient: &R::Output) -> Result<(), DataParallelError<R::Error>> {
-        let rows = std::mem::take(&mut self.output_rows);
-        if rows.is_empty() {
-            return Err(DataParallelError::NoForward);
-        }
-        let (expected, actual) = (rows.iter().sum(), output_gradient.rows());
-        if expected != actual {
-            return Err(DataParallelError::WrongRows { expected, actual });
-        }
-        let gradients = self.run_on_replicas(rows.len(), |at, replica| {
-            let start = rows[..at].iter().sum();
-            replica.backward(output_gradient.slice_rows(start..start + rows[at]))
-        })?;
-        for gradients in gradients {
-            let added = self.replicas[0].add_gradients(&gradients);
-            let device = || self.devices.devices()[0].clone();
-            added.map_err(|source| DataParallelError::Replica { device: device(), source })?;
-        }
-        Ok(())
-    }
-
     /// Calls a function on each of the first replicas, each on a thread of its
     /// own; returns the results in order.
     fn run_on_replicas<T: Send>(
@@ -303,6 +282,37 @@ impl<R: Replica> DataParallel<R> {
             // All threads are joined, also after an error.
             ended.collect::<Vec<_>>().into_iter().collect()
         })
+    }
+}
+
+impl<R: TrainableReplica> DataParallel<R> {
+    /// Computes the gradients of all parameters from that of the output of the last
+    /// [`forward`](Self::forward), and adds them to those of the first replica, in device order.
+    ///
+    /// # Errors
+    /// There was no output, the number of rows is wrong, or a replica failed.
+    ///
+    /// # Panics
+    /// If a replica does.
+    pub fn backward(&mut self, output_gradient: &R::Output) -> Result<(), DataParallelError<R::Error>> {
+        let rows = std::mem::take(&mut self.output_rows);
+        if rows.is_empty() {
+            return Err(DataParallelError::NoForward);
+        }
+        let (expected, actual) = (rows.iter().sum(), output_gradient.rows());
+        if expected != actual {
+            return Err(DataParallelError::WrongRows { expected, actual });
+        }
+        let gradients = self.run_on_replicas(rows.len(), |at, replica| {
+            let start = rows[..at].iter().sum();
+            replica.backward(output_gradient.slice_rows(start..start + rows[at]))
+        })?;
+        for gradients in gradients {
+            let added = self.replicas[0].add_gradients(&gradients);
+            let device = || self.devices.devices()[0].clone();
+            added.map_err(|source| DataParallelError::Replica { device: device(), source })?;
+        }
+        Ok(())
     }
 }
 

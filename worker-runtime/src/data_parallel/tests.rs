@@ -44,7 +44,9 @@ impl Replica for Linear {
         self.input = Some(input);
         Ok(output.unwrap())
     }
+}
 
+impl TrainableReplica for Linear {
     fn backward(&mut self, slopes: Rows<i64>) -> Result<Vec<i64>, OutOfOrder> {
         let input = self.input.take().ok_or(OutOfOrder)?;
         let mut gradients = vec![0; self.weights.len()];
@@ -184,7 +186,9 @@ impl Replica for BarrierReplica {
         self.0.wait();
         Ok(input)
     }
+}
 
+impl TrainableReplica for BarrierReplica {
     fn backward(&mut self, _: Rows<i64>) -> Result<(), OutOfOrder> {
         self.0.wait();
         Ok(())

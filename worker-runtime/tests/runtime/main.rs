@@ -5,6 +5,8 @@
 
 mod async_group;
 mod calls;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod ddp;
 mod elastic;
 mod exit_order;

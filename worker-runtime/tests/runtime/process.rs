@@ -46,6 +46,8 @@ fn main_of_a_started_rank() {
         "pair" => crate::pair::main(),
         role if role.starts_with("elastic: ") => crate::elastic::main(role),
         role if role.starts_with("shm: ") => crate::shm::main(role),
+        #[cfg(feature = "cuda")]
+        role if role.starts_with("cuda: ") => crate::cuda::main(role),
         role if role.starts_with("mixed: ") => crate::mixed_kills::main(role),
         #[cfg(feature = "nccl")]
         role if role.starts_with("nccl: ") => crate::nccl::main(role),
