@@ -1,7 +1,11 @@
-//! What `docs/` and the README say of commands, options, variables and exit codes: the programs must know each of them.
+//! What `docs/` and the README say of commands, options, variables and exit codes: the programs must know each of them. The
+//! guides are a book, whose links lead to its own pages.
 
+mod book;
 mod commands;
+mod console_lines;
 mod exit_statuses;
+mod recordings;
 mod variables;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,35 @@
+//! The recorded sessions of README and guides, on this machine or on one of fake GPUs. `tests/pytorch` has those that need PyTorch.
+
+use harness::{
+    Launch, Machine, MachineTree, Session, WITH_TORCH, can_use_namespaces, check_recordings, checkout,
+    is_rankrun, session_launch,
+};
+
+use super::documents;
+
+/// A fake driver of NVIDIA's, with so many GPUs.
+fn machine(name: &str) -> Machine {
+    let count = name.strip_suffix(" fake GPUs").and_then(|count| count.parse().ok());
+    Machine::gpus(count.unwrap_or_else(|| panic!("no machine is called `{name}`")))
+}
+
+fn launch(session: &Session, tree: &MachineTree) -> Option<Launch> {
+    match session.on.as_deref() {
+        None => Some(session_launch()),
+        Some(WITH_TORCH) => None,
+        Some(name) => {
+            can_use_namespaces().then(|| session_launch().under(tree.stage()).on(&machine(name)))
+        }
+    }
+}
+
+#[test]
+fn recorded_session_without_torch_is_what_a_run_prints() {
+    if !is_rankrun() {
+        return;
+    }
+    let tree = MachineTree::new();
+    let paths = documents().into_iter().map(|(path, _)| checkout().join(path));
+    let count: usize = paths.map(|path| check_recordings(&path, |session| launch(session, &tree))).sum();
+    assert!(count > 3 || !can_use_namespaces(), "{count}");
+}
