@@ -19,6 +19,9 @@ const SEPARATOR: char = '\u{1e}';
 /// In a typed line; each run has a free port of its own in its place.
 const PORT: &str = "29500";
 
+/// The variable that names a folder for `PATH` before that of the machine's own Python.
+pub const FIRST_IN_PATH: &str = "FIRST_IN_PATH";
+
 /// One row of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
@@ -74,7 +77,8 @@ impl Session {
         });
         let typed: String = typed.collect();
         let pythons = python_folders(&scratch);
-        let line = format!("exec 2>&1; PATH=${{0%/*}}:{pythons}:/usr/bin\n{typed}");
+        let first = format!("${{{FIRST_IN_PATH}:+${FIRST_IN_PATH}:}}");
+        let line = format!("exec 2>&1; PATH=${{0%/*}}:{first}{pythons}:/usr/bin\n{typed}");
         let outcome = launch.cwd(job).under(["sh", "-c", &line]).run();
         let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
         let python = python_path();

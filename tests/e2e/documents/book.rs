@@ -14,7 +14,8 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
 
 /// The pages of the table of contents.
 fn pages() -> Vec<String> {
-    let summary = fs::read_to_string(checkout().join("docs/SUMMARY.md")).expect("the book has a table of contents");
+    let summary =
+        fs::read_to_string(checkout().join("docs/SUMMARY.md")).expect("the book has a table of contents");
     links(&summary).map(str::to_owned).collect()
 }
 
@@ -90,7 +91,8 @@ fn built_book_has_every_page_and_place_of_its_links() {
         for link in attributes(content, "href").into_iter().filter(|link| !link.contains("://")) {
             let (path, place) = link.split_once('#').unwrap_or((link, ""));
             let target = if path.is_empty() { page.clone() } else { normal(&page.with_file_name(path)) };
-            let there = built.get(&target).unwrap_or_else(|| panic!("{}: no page for `{link}`", page.display()));
+            let there =
+                built.get(&target).unwrap_or_else(|| panic!("{}: no page for `{link}`", page.display()));
             let has_place = place.is_empty() || attributes(there, "id").contains(place);
             assert!(has_place, "{}: no place for `{link}`", page.display());
             count += 1;
