@@ -1,10 +1,10 @@
 //! What `docs/` and the README say of commands, options, variables and exit codes: the programs must know each of them. The
 //! guides are a book, whose links lead to its own pages.
 
-mod book;
 mod commands;
 mod console_lines;
 mod exit_statuses;
+mod guide_pages;
 mod recordings;
 mod variables;
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 /// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
 const FOREIGN_OPTIONS: [(&str, &str); 13] = [
-    ("cargo", "--bench --lib --no-deps --nocapture --release --test --workspace"),
+    ("cargo", "--bench --lib --no-deps --nocapture --path --release --test --workspace"),
     ("all_reduce", "--hosts"),
     ("launcher/wheel", "--profile --target"),
     ("sbatch", "--gpus --gres"),

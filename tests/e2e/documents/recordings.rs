@@ -7,10 +7,13 @@ use harness::{
 
 use super::documents;
 
-/// A fake driver of NVIDIA's, with so many GPUs.
+/// GPUs of a fake driver of NVIDIA's.
 fn machine(name: &str) -> Machine {
-    let count = name.strip_suffix(" fake GPUs").and_then(|count| count.parse().ok());
-    Machine::gpus(count.unwrap_or_else(|| panic!("no machine is called `{name}`")))
+    match name {
+        "2 fake GPUs, the second hot" => Machine::gpus(2).hot(1),
+        "4 fake GPUs" => Machine::gpus(4),
+        _ => panic!("no machine is called `{name}`"),
+    }
 }
 
 fn launch(session: &Session, tree: &MachineTree) -> Option<Launch> {

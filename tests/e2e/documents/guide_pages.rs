@@ -20,7 +20,7 @@ fn pages() -> Vec<String> {
 }
 
 #[test]
-fn guide_has_one_place_in_the_book() {
+fn guide_has_one_place_in_the_table_of_contents() {
     let pages = pages();
     let all: BTreeSet<_> = pages.iter().cloned().collect();
     assert_eq!(all.len(), pages.len(), "a page is listed twice: {pages:?}");
@@ -33,7 +33,7 @@ fn guide_has_one_place_in_the_book() {
 
 /// Whether each link of a page leads to a page of the book is a matter of paths; `text-rules` looks for the place behind a `#`.
 #[test]
-fn link_of_a_guide_leads_to_a_page_of_the_book() {
+fn link_of_a_guide_leads_to_another_guide() {
     let pages: BTreeSet<_> = pages().into_iter().map(PathBuf::from).collect();
     for page in &pages {
         let text = fs::read_to_string(checkout().join("docs").join(page));
@@ -66,7 +66,7 @@ fn attributes<'a>(html: &'a str, name: &str) -> BTreeSet<&'a str> {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "runs mdBook as a reader does, and looks whether this is CI")]
-fn built_book_has_every_page_and_place_of_its_links() {
+fn built_pages_have_every_place_of_their_links() {
     let scratch = Scratch::new();
     let mut mdbook = Command::new("mdbook");
     let built = mdbook.arg("build").arg(checkout()).arg("--dest-dir").arg(scratch.path()).output();
