@@ -14,7 +14,7 @@ use crate::place::checkout;
 use crate::session::{Session, difference, masked};
 
 /// Above a recorded block.
-const MARKER: &str = "<!-- recorded";
+const MARKER: &str = "\n<!-- recorded";
 const FENCE: &str = "```console\n";
 /// The machine of a recording that needs PyTorch.
 pub const WITH_TORCH: &str = "a machine with PyTorch";
@@ -35,7 +35,7 @@ fn parse(document: &str, marker: usize) -> (usize, Session) {
     let rest = &document[marker + MARKER.len()..];
     let parts = rest.split_once("-->\n").and_then(|(on, below)| Some((on, below.strip_prefix(FENCE)?)));
     let (on, below) =
-        parts.unwrap_or_else(|| panic!("no block of a console is directly below: {MARKER}{rest:.60}"));
+        parts.unwrap_or_else(|| panic!("no block of a console is directly below a marker: {rest:.60}"));
     let text = below.split_inclusive('\n').take_while(|line| !line.starts_with("```")).collect::<String>();
     let on = on.trim().strip_prefix("on ").map(str::to_owned);
     let name = text.lines().next().unwrap_or_default().to_owned();
