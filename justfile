@@ -41,6 +41,10 @@ bench:
     cargo bench -p rankrun --bench restart
     cargo bench -p rankrun --bench tee
 
+# README and guides: links, commands, options. The book is then target/book/index.html.
+book:
+    tests/run book
+
 # The documentation of all packages, with no warning.
 docs:
     RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps

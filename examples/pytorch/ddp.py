@@ -12,6 +12,7 @@ fail once, to see that happen (start it with --max-restarts 1).
 import argparse
 import gc
 import os
+import signal
 import sys
 
 import torch
@@ -30,9 +31,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps in all (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of data and weights (default: 0)")
     parser.add_argument("--checkpoint", metavar="FILE", help="save the state here, and resume from it")
-    parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--fail-at", type=int, metavar="STEP", help="let a rank fail before this step, once")
     parser.add_argument("--fail-rank", type=int, default=1, metavar="RANK")
+    parser.add_argument("--fail-how", choices=["exit", "kill"], default="exit", help="with code 17, or by SIGKILL")
     return parser.parse_args()
 
 
@@ -79,6 +81,8 @@ def main() -> None:
     for step in range(first_step, args.steps):
         if step == args.fail_at and rank == args.fail_rank and restarts == 0:
             print(f"rank {rank} fails before step {step}", flush=True)
+            if args.fail_how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             sys.exit(17)
         # Each rank takes every world_size-th row of the step's batch.
         rows = torch.arange(step * BATCH + rank, (step + 1) * BATCH, world_size) % ROWS

@@ -19,6 +19,9 @@ const SEPARATOR: char = '\u{1e}';
 /// In a typed line; each run has a free port of its own in its place.
 const PORT: &str = "29500";
 
+/// The variable that names a folder for `PATH` before that of the machine's own Python.
+pub const FIRST_IN_PATH: &str = "FIRST_IN_PATH";
+
 /// One row of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
@@ -42,10 +45,25 @@ impl Session {
         self.text.lines().filter_map(|line| line.strip_prefix("$ "))
     }
 
-    /// Types the lines into one shell, in a home folder that has `job/train.py`.
+    /// Types the lines into one shell, and gives what a file of sessions has of it.
     #[must_use]
     #[track_caller]
     fn run(&self, launch: Launch) -> String {
+        let typed = self.type_into_shell(launch);
+        let mut text = String::new();
+        for (line, answer) in self.typed().zip(&typed.answers) {
+            text.push_str(&format!("$ {line}\n{}", masked(answer)));
+        }
+        if typed.outcome.status.code().is_none() {
+            text.push_str(&format!("[{}]\n", typed.outcome.status));
+        }
+        text
+    }
+
+    /// Types the lines into one shell, in a home folder that has `job/train.py`.
+    #[must_use]
+    #[track_caller]
+    pub(crate) fn type_into_shell(&self, launch: Launch) -> TypedSession {
         let home = launch.temporary().with_file_name("home");
         let job = home.join("job");
         fs::create_dir_all(&job).expect("the scratch folder is writable");
@@ -59,31 +77,21 @@ impl Session {
         });
         let typed: String = typed.collect();
         let pythons = python_folders(&scratch);
-        let line = format!("exec 2>&1; PATH=${{0%/*}}:{pythons}:/usr/bin\n{typed}");
-        let launch = launch.cwd(job).under(["sh", "-c", &line]);
-        let outcome = launch.run();
+        let first = format!("${{{FIRST_IN_PATH}:+${FIRST_IN_PATH}:}}");
+        let line = format!("exec 2>&1; PATH=${{0%/*}}:{first}{pythons}:/usr/bin\n{typed}");
+        let outcome = launch.cwd(job).under(["sh", "-c", &line]).run();
         let scratch = scratch.to_string_lossy().trim_end_matches('/').to_owned();
         let python = python_path();
         let venv = python.ancestors().nth(2).and_then(Path::to_str).filter(|venv| venv.len() > 1);
-        let mut masks = vec![(scratch.as_str(), "/scratch"), (port.as_str(), PORT)];
-        masks.extend(venv.map(|venv| (venv, "/venv")));
-        self.written(&outcome, &masks)
-    }
-
-    /// The session as its file has it.
-    fn written(&self, outcome: &Outcome, masks: &[(&str, &str)]) -> String {
+        let home = format!("{scratch}/home");
+        let mut places = vec![(home.as_str(), "/home/me"), (&scratch, "/scratch"), (&port, PORT)];
+        places.extend(venv.map(|venv| (venv, "/venv")));
         let out = outcome.stdout();
-        let mut text = String::new();
-        for (line, answer) in self.typed().zip(out.split(SEPARATOR).skip(1)) {
-            // The status stands on a line of its own, also where the answer has no line end.
-            let answer = answer.replace("\n\n[exit ", "\n[exit ");
-            let answer = in_reading_order(answer.trim_start_matches('\n'));
-            text.push_str(&format!("$ {line}\n{}", masked(&answer, masks)));
-        }
-        if outcome.status.code().is_none() {
-            text.push_str(&format!("[{}]\n", outcome.status));
-        }
-        text
+        // The status stands on a line of its own, also where the answer has no line end.
+        let answers = out.split(SEPARATOR).skip(1).map(|answer| answer.replace("\n\n[exit ", "\n[exit "));
+        let answers = answers.map(|answer| in_reading_order(answer.trim_start_matches('\n')));
+        let answers = answers.map(|answer| without_places(&answer, &places)).collect();
+        TypedSession { outcome, answers }
     }
 
     fn render(&self) -> String {
@@ -92,6 +100,15 @@ impl Session {
         let on = self.on.as_ref().map_or_else(String::new, |on| format!("on {on}\n"));
         format!("== {}\ngrade {}{was}{reason}\n{on}{}", self.name, self.grade, self.text)
     }
+}
+
+/// What came of the lines that were typed.
+#[derive(Debug)]
+pub(crate) struct TypedSession {
+    /// Of the shell.
+    pub(crate) outcome: Outcome,
+    /// One for each line, with the paths and the host name of every machine.
+    pub(crate) answers: Vec<String>,
 }
 
 /// The line about a failed rank stands directly above the report: the worker's own output comes by another way, before or
@@ -188,7 +205,7 @@ pub fn session_launch() -> Launch {
 }
 
 /// The lines that only one of them has.
-fn difference(expected: &str, now: &str) -> String {
+pub(crate) fn difference(expected: &str, now: &str) -> String {
     let (before, after): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), now.lines().collect());
     let same = before.iter().zip(&after).take_while(|(one, other)| one == other).count();
     let ends = before[same..].iter().rev().zip(after[same..].iter().rev());
@@ -200,17 +217,17 @@ fn difference(expected: &str, now: &str) -> String {
     above + &marked("-", &before) + &marked("+", &after)
 }
 
-/// What differs from run to run, replaced by words.
-fn masked(answer: &str, masks: &[(&str, &str)]) -> String {
-    let home = format!("{}/home", masks[0].0);
-    let mut text = answer.replace(&home, "/home/me");
-    for (from, to) in masks {
-        text = text.replace(from, to);
-    }
+/// What differs from machine to machine, replaced by words.
+fn without_places(answer: &str, places: &[(&str, &str)]) -> String {
+    let text = places.iter().fold(answer.to_owned(), |text, (from, to)| text.replace(from, to));
     let uid = rustix::process::geteuid().as_raw();
     let text = text.replace(&format!("/run/user/{uid}/"), "/run/user/UID/");
     let text = text.replace(&format!("/rankrun-{uid}`"), "/rankrun-UID`");
-    let text = replaced_words(&text, host_name(), "HOST");
+    replaced_words(&text, host_name(), "HOST")
+}
+
+/// What differs from run to run, replaced by words.
+pub(crate) fn masked(text: &str) -> String {
     let mut in_table = false;
     let mut masked = String::new();
     for line in text.lines() {

@@ -12,5 +12,6 @@ mod hints;
 mod mistakes;
 mod nodes;
 mod programs;
+mod recordings;
 mod restart;
 mod stops;

@@ -36,8 +36,8 @@ pub(super) mod heading {
 const ABOUT: &str = "Start N workers of a training program on each node, watch them, restart them together";
 const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun COMMAND ...";
-const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
-     to it as it stands, with MACROS replaced; one -- in front of it or behind it is dropped";
+const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. The words after it are its \
+     arguments; only MACROS are replaced in them. One -- before or after it is dropped";
 const MACROS: &str = "${local_rank} and ${rank}";
 const TORCH_MACROS: &str = "$local_rank, ${local_rank} and $$ (as $)";
 
@@ -56,9 +56,9 @@ Python is PYTHON_EXEC, else the `python` beside this command, in PATH, VIRTUAL_E
 
 /// What our own name adds.
 const PROGRAMS: &str = "
-An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
-.py file, or its first line starts rankrun or torchrun: Python runs those. A bare name that is
-not a file here is looked up in PATH.
+A program, or an executable script that begins with #!, needs no --no-python. Python runs a .py file,
+and a script whose first line starts rankrun or torchrun. A bare name that is not a file here is
+looked up in PATH.
 
 Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
@@ -83,8 +83,8 @@ The files are DIR/<run id>_<suffix>/attempt_<n>/<local rank>/stdout.log and stde
 
 const STOPPING: &str = "
 A stop begins with a signal to the workers: that of --stop-signal, else the one that the launcher got,
-or SIGTERM. After --grace, 30 seconds unless said otherwise, SIGKILL ends what is left. A second signal
-to the launcher ends all at once. --time-limit stops the job after a time, and --warn-signal tells the workers before it.
+else SIGTERM. After --grace (30 s) SIGKILL ends what is left. A second signal to the launcher sends
+SIGKILL at once. --time-limit stops the job after a time, and --warn-signal tells the workers before it.
 
 Nothing of a job outlives a failure or a stop. After a success, what the workers have left behind is
 named, waited for up to --leftover-grace, and stopped; a process with RANKRUN_KEEP=1 in its
@@ -101,22 +101,23 @@ take their LOCAL_RANK; where a vendor's variable has no order, each sees its own
 ";
 
 const EXTERNAL_WORKER: &str = "
-`rankrun explain` starts nothing. It prints what a launch by the words behind it would start: the
-exact command and environment of each worker, where each setting was said, log files, signals.
---json prints one JSON object with the same, --script RANK a shell script that runs this worker by
-hand. `rankrun explain torchrun ...` explains what the name torchrun would do.
+`rankrun explain` in front of the options starts nothing. It prints what the launch would start: the
+exact command and environment of each worker, the source of each setting, log files and signals.
+--json prints the same as one JSON object. --script RANK prints a shell script that runs this worker
+without a launcher. `rankrun explain torchrun ...` explains what the name torchrun would do.
 
-With --leave-out RANK all the others are started and wait, without any limit of ours. The launcher
-prints the command that starts the missing one in another terminal, as in `sh SCRIPT gdb --args`,
-anew after each restart. How it ends counts as for any worker; it is never signalled, only told.
+With --leave-out RANK all other workers start and wait for this one, without a time limit. The
+launcher prints the command that starts it in another terminal, as in `sh SCRIPT gdb --args`, and
+prints it again after each restart. Its exit counts as that of any worker. The launcher sends it no
+signal.
 
 `rankrun help COMMAND` says more of a command.
 ";
 
 const CONFIG: &str = "
-The file of --config has options by their long names below [launch], as in `max-restarts = 3`, and
-those of restarts and nodes by shorter ones below [restart] and [nodes]. It is read only where it is
-named, and counts after the command line and the variables.
+The file of --config has any option by its long name below [launch], as in `max-restarts = 3`. Options
+of restarts and nodes may also stand below [restart] and [nodes], by shorter names. The file is read
+only if it is named. The command line and variables come before it.
 ";
 
 const RESTARTS: &str = "
@@ -126,15 +127,15 @@ the job ends when restarts change no file there.
 
 A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
 rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
-start me again) and no-requeue (78: do not). Where no rule fits, the workers start again as ever.
+start me again) and no-requeue (78: do not). If no rule fits, the workers start again.
 ";
 
 const NODES: &str = "
 A job of several nodes is one launcher on each, rankrun or torchrun: either --nnodes, --master-addr
 and --master-port, with --node-rank 0, 1, … (static), or --nnodes and --rdzv-backend c10d with the
 same --rdzv-endpoint and --rdzv-id on each. With c10d a lost node is noticed within --lease, a node
-that comes later takes part from the next round on, and one too many waits as a spare. --node-rank
-counts there too where every node gives another one.
+that comes later joins when the workers start again, and one too many waits as a spare. --node-rank
+counts there too if each node has another one.
 ";
 
 const EXAMPLES: &str = "

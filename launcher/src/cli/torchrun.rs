@@ -18,20 +18,21 @@ pub(super) struct TorchrunArgs {
     /// Print this help and exit
     #[arg(short, long, action = ArgAction::Help)]
     pub(super) help: Option<bool>,
-    /// Nodes in the job, with one launcher on each; with MIN:MAX and c10d it runs with any number between [default: 1]
+    /// Number of nodes; each runs one launcher; with c10d MIN:MAX allows any number between [default: 1]
     #[arg(long, value_name = "N|MIN:MAX", help_heading = NODES, display_order = 0)]
     pub(super) nnodes: Option<OptionValue<String>>,
-    /// Workers on this node: a number, `cpu` for one per CPU that the launcher may use, `gpu` for one per visible CUDA
-    /// or ROCm device, `xpu` or another type for one per device of it, or `auto`: the accelerators, else as `cpu`
-    /// [default: 1; under the name rankrun one per visible accelerator, 1 without any]
+    /// Workers on this node: a number, or one for each `cpu`, `gpu` (CUDA or ROCm), `xpu` or other type of
+    /// device; `auto` is one for each accelerator, or for each CPU if there is none. Only CPUs that the
+    /// launcher may use and devices that are visible count [default: 1; under the name rankrun one per visible
+    /// accelerator, 1 without any]
     #[arg(long, value_name = "N|auto|gpu|xpu|cpu|TYPE", help_heading = WORKERS)]
     pub(super) nproc_per_node: Option<OptionValue<String>>,
-    /// How nodes find each other: `static`, a store on the given port of the node with rank 0, or `c10d`, a store of
-    /// their own on the endpoint and the workers' on a free port of some node; etcd is not supported yet [default:
-    /// static]
+    /// How nodes find each other: with `static` their number and ranks are fixed, and there is one store, on
+    /// --master-port of node 0; with `c10d` nodes may come and go, they meet at --rdzv-endpoint, and the
+    /// workers' store is on a free port. etcd is not supported yet [default: static]
     #[arg(long, value_name = "static|c10d", help_heading = NODES)]
     pub(super) rdzv_backend: Option<OptionValue<String>>,
-    /// Where nodes find each other: an address of one of them, the same for all, an IPv6 one in brackets [default:
+    /// The address of the node where all meet, the same on each; an IPv6 address stands in brackets [default:
     /// --master-addr and --master-port; for c10d localhost:29400]
     #[arg(long, value_name = "HOST[:PORT]", help_heading = NODES)]
     pub(super) rdzv_endpoint: Option<OptionValue<String>>,
@@ -42,8 +43,8 @@ pub(super) struct TorchrunArgs {
     /// Settings of the rendezvous, as in join_timeout=600,is_host=1
     #[arg(long, value_name = "K=V,…", help_heading = NODES)]
     pub(super) rdzv_conf: Option<OptionValue<String>>,
-    /// One node with a store on a free port, which is also what happens when nothing is said; --rdzv-*, --master-addr
-    /// and --master-port are ignored
+    /// One node, with a store on a free port: what a launch without options does. --rdzv-*, --master-addr and
+    /// --master-port are ignored
     #[arg(long, help_heading = COMPATIBILITY)]
     pub(super) standalone: Option<OptionValue<Flag>>,
     /// How often the workers are started again after one has failed [default: 0]
@@ -85,7 +86,7 @@ pub(super) struct TorchrunArgs {
     /// TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, then [${role_name}${local_rank}]:]
     #[arg(long, value_name = "TEMPLATE", help_heading = OUTPUT)]
     pub(super) log_line_prefix_template: Option<OptionValue<String>>,
-    /// Local ranks heard on the console, as in 0,2; files are not affected [default: all]
+    /// Local ranks whose output goes to the console, as in 0,2; files have all [default: all]
     #[arg(long, value_name = "RANKS", help_heading = OUTPUT)]
     pub(super) local_ranks_filter: Option<OptionValue<String>>,
     /// Copy tee'd stdout lines that contain one of these texts to filtered_stdout.log; commas between the texts, two
@@ -105,8 +106,8 @@ pub(super) struct TorchrunArgs {
     /// --rdzv-id is given [default: 29500 for several nodes]
     #[arg(long, value_name = "PORT", help_heading = NODES)]
     pub(super) master_port: Option<OptionValue<i128>>,
-    /// The address by which the other nodes reach this one: MASTER_ADDR where this node has rank 0 and the store is on
-    /// a free port [default: 127.0.0.1 for one node]
+    /// The address by which the other nodes reach this one; it is MASTER_ADDR if the workers' store is on this
+    /// node [default: 127.0.0.1 for one node]
     #[arg(long, value_name = "HOST", help_heading = NODES)]
     pub(super) local_addr: Option<OptionValue<String>>,
     /// Refused: it names a plug-in that only Python could load
@@ -116,7 +117,8 @@ pub(super) struct TorchrunArgs {
     /// last-level cache [default: not bound]
     #[arg(long, help_heading = DEVICES)]
     pub(super) numa_binding: Option<OptionValue<NumaBinding>>,
-    /// Signals that stop the job; the workers get the same one [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+    /// Signals to the launcher that stop the job; the workers get the same signal [default:
+    /// SIGTERM,SIGINT,SIGHUP,SIGQUIT]
     #[arg(long, value_name = "SIGNALS", help_heading = STOPPING)]
     pub(super) signals_to_handle: Option<OptionValue<String>>,
     /// From the signal that stops the workers to SIGKILL [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, then 30]

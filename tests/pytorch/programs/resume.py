@@ -1,7 +1,7 @@
 """Trains over gloo with a checkpoint, and says what the same steps give in one process that never fails.
 
 It averages gradients and makes the steps by hand: DistributedDataParallel and torch.optim import the compiler, which takes as
-long as all else that a short job does. `examples/pytorch/ddp.py` has both, and the same options.
+long as all else that a short job does. `examples/pytorch/ddp.py` has both, and the same options but for `--fail-how`.
 """
 
 import argparse

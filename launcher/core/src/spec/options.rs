@@ -17,19 +17,18 @@ use super::stop::StopTarget;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct IndependentOptions {
-    /// Whether workers are told of their job by RANK, WORLD_SIZE, MASTER_ADDR and their like: auto means not where the
-    /// job is one worker on one node, so that its program runs as without a launcher [default: always]
+    /// Whether workers get RANK, WORLD_SIZE, MASTER_ADDR and their like: with auto a job of one worker on one
+    /// node gets none, so its program runs as without a launcher [default: always]
     #[arg(long, help_heading = "Workers")]
     pub distributed: Distributed,
-    /// The signal that stops the workers, whatever signal the launcher got: as in INT, which Python raises as
-    /// KeyboardInterrupt, so that a program can save and clean up; after --grace SIGKILL follows as ever [default: the
-    /// one that the launcher got, else TERM]
+    /// The signal that stops the workers; INT is KeyboardInterrupt in Python, so a program can save and clean
+    /// up. SIGKILL follows after --grace [default: the one that the launcher got, else TERM]
     #[arg(long, value_name = "SIGNAL", help_heading = "Stopping")]
     pub stop_signal: Option<StopSignal>,
-    /// Which processes of a worker get the signal that stops it: the rank alone, so that its data loaders can serve it
-    /// while it saves, or its process group; auto means the rank alone where its process is Python or a program in Rust
-    /// with rankrun-worker, and the group where a shell or another program stands before it. What the rank leaves gets
-    /// the signal at its exit; SIGKILL ends the group [default: auto; as torchrun: group]
+    /// Which processes of a worker get the signal that stops it: `rank` is its main process alone, so its data
+    /// loaders live while it saves; `group` is its whole process group; `auto` is rank for Python and for Rust
+    /// programs with rankrun-worker, group for a shell or another program. Processes that the rank leaves get
+    /// the signal when it exits; SIGKILL is for the group [default: auto; as torchrun: group]
     #[arg(long, help_heading = "Stopping")]
     pub stop_signal_to: Option<StopTarget>,
 }
