@@ -18,7 +18,7 @@ const MAKE: &str = r#"cd "$0" && top=rankrun-0.9.9-$(uname -m)-linux
 impl Release {
     fn new() -> Self {
         let release = Self { scratch: Scratch::new() };
-        release.scratch.file("program", "#!/bin/sh\necho rankrun 0.9.9\n", 0o755);
+        let _ = release.scratch.file("program", "#!/bin/sh\necho rankrun 0.9.9\n", 0o755);
         let (ok, said) = sh(&["-c", MAKE, &release.scratch.at("")], "");
         assert!(ok, "{said}");
         release
@@ -27,14 +27,15 @@ impl Release {
     /// Whether the script succeeds, and what it says.
     fn install(&self, path_before: &str) -> (bool, String) {
         let script = format!("{}/install.sh", checkout().display());
-        let arguments = [&script, "--from", &self.scratch.at("release"), "--prefix", &self.scratch.at("here")];
+        let arguments =
+            [&script, "--from", &self.scratch.at("release"), "--prefix", &self.scratch.at("here")];
         sh(&arguments, path_before)
     }
 
     /// Puts a command in front of the system's.
     fn command(&self, name: &str, text: &str) -> String {
-        self.scratch.folder("commands", 0o755);
-        self.scratch.file(&format!("commands/{name}"), text, 0o755);
+        let _ = self.scratch.folder("commands", 0o755);
+        let _ = self.scratch.file(&format!("commands/{name}"), text, 0o755);
         format!("{}:", self.scratch.at("commands"))
     }
 
