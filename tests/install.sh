@@ -47,10 +47,10 @@ install_python() {
 # COMMAND FILE SIZE WITHOUT: a prebuilt program from PyPI by its hash, where COMMAND is missing. FILE has the one package, SIZE says
 # what is downloaded, and WITHOUT what follows where it cannot be had.
 install_prebuilt() {
-    local command=$1 pins=$2 name version folder
+    local command=$1 file=$2 name version folder
     command -v "$command" >/dev/null && return
-    name=$(basename "$pins" .txt)
-    version=$(sed -n 's/^[a-z-]*==\([0-9.]*\).*/\1/p' "$pins")
+    name=$(basename "$file" .txt)
+    version=$(sed -n 's/^[a-z-]*==\([0-9.]*\).*/\1/p' "$file")
     folder="$cache/$name-$version"
     lock "$folder" "$name"
     if [[ ! -x $folder/bin/$command ]]; then
@@ -58,7 +58,7 @@ install_prebuilt() {
         rm -rf "$folder" "$folder.pip"
         (install_python) && python3 -m venv "$folder.pip" >&2 &&
             "$folder.pip/bin/pip" install --quiet --no-cache-dir --no-deps --require-hashes \
-                --target "$folder" --requirement "$pins" >&2 ||
+                --target "$folder" --requirement "$file" >&2 ||
             say "$name cannot be installed: $4"
         rm -rf "$folder.pip"
     fi

@@ -198,6 +198,13 @@ fn documented_fields_of_explain_are_those_of_its_json() {
     assert!(gone.is_empty(), "docs/debugging.md has {gone:?}, which the JSON does not have");
 }
 
+/// It is read in two minutes.
+#[test]
+fn readme_has_at_most_130_lines() {
+    let readme = fs::read_to_string(checkout().join("README.md")).expect("it is text");
+    assert!(readme.lines().count() <= 130, "{}", readme.lines().count());
+}
+
 #[test]
 fn option_parser_finds_unknown_options() {
     let text = "Set `RANKRUN_GONE=1` or `--gone-now`. `a--b` and target/--x are none.";

@@ -25,5 +25,5 @@ fn recorded_session_with_torch_is_what_a_run_prints() {
     };
     let count =
         check_recordings(documents, |session| (session.on.as_deref() == Some(WITH_TORCH)).then(launch));
-    assert!(count > 1, "{count}");
+    assert!(count > 0, "{count}");
 }
