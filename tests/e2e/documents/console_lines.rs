@@ -1,7 +1,7 @@
 //! The lines that the documents type into a console: the launcher accepts each of its own, without starting a job.
 //!
 //! A launch is read by `rankrun explain`, on a machine with eight fake GPUs. Another subcommand runs, without a job; it may
-//! find nothing, but it must know its words. A block that cannot be run so has `<!-- not run: REASON -->` above it. The sessions
+//! find nothing, but it must know its words. Lines of other programs have a reason in `OTHER_LINES`. A block that cannot be run so has `<!-- not run: REASON -->` above it. The sessions
 //! of `recordings` run as they stand.
 
 use std::collections::BTreeSet;
@@ -17,6 +17,21 @@ use super::{documents, subcommands};
 const SEPARATOR: char = '\u{1e}';
 /// What would change this machine.
 const CHANGES: [&str; 3] = ["rankrun gc", "rankrun shim on", "rankrun shim off"];
+/// How lines of other programs begin, and which test runs them, or why none does.
+const OTHER_LINES: [(&str, &str); 12] = [
+    ("MASTER_PORT=29511 sh r", "tests/e2e/explain.rs runs such scripts"),
+    ("cargo ", "tests/e2e/guide.rs builds the guide's crate, and CI the workspace"),
+    ("echo '{\"version\":1", "tests/e2e/control.rs sends such lines"),
+    ("examples/run", "tests/e2e/rust_examples.rs runs its program"),
+    ("export ", "it sets a variable for the lines below it"),
+    ("launcher/wheel", "`tests/run wheel` builds the wheel"),
+    ("/venv/bin/pip install ", "tests/e2e/install.rs installs the wheel"),
+    ("pip install ", "tests/e2e/install.rs installs the wheel"),
+    ("rm -r checkpoints", "a folder of tests/e2e/guide.rs is new"),
+    ("rustup ", "it changes the toolchain of this machine"),
+    ("sh ", "tests/e2e/leave_out.rs and explain.rs run such scripts"),
+    ("tests/run", "it runs this test"),
+];
 /// The exit status of a command line that was not understood.
 const USAGE: &str = "2";
 
@@ -116,10 +131,13 @@ fn documented_console_line_is_accepted_by_the_launcher() {
         return;
     }
     let (subcommands, tree, machine) = (subcommands(), MachineTree::new(), Machine::gpus(8));
-    let (mut count, mut refused) = (0, Vec::new());
+    let (mut count, mut refused, mut untested) = (0, Vec::new(), BTreeSet::new());
     for (path, text) in documents() {
         let typed = typed_lines(&text);
         let lines: Vec<_> = typed.iter().filter_map(|line| without_launch(line, &subcommands)).collect();
+        let others = typed.iter().filter(|line| without_launch(line, &subcommands).is_none());
+        let is_known = |line: &str| OTHER_LINES.iter().any(|(beginning, _)| line.starts_with(beginning));
+        untested.extend(others.filter(|line| !is_known(line)).cloned());
         let changes = lines.iter().filter(|(line, _)| CHANGES.iter().any(|change| line.starts_with(change)));
         let changes: Vec<_> = changes.collect();
         assert!(changes.is_empty(), "{path} has lines that no test may run without a mark: {changes:?}");
@@ -127,6 +145,7 @@ fn documented_console_line_is_accepted_by_the_launcher() {
         refused.extend(refused_lines(&lines, launch).into_iter().map(|answer| format!("{path}: {answer}")));
         count += lines.len();
     }
+    assert!(untested.is_empty(), "no test runs these, and OTHER_LINES has no reason: {untested:#?}");
     assert!(
         refused.is_empty(),
         "the launcher refuses these; correct them, or say why in `<!-- not run: REASON -->` above the block\n{}",
