@@ -97,9 +97,11 @@ fn help_texts() -> String {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu", "--no-python"]);
         text.push_str(&launch.args([example(program)]).args(["--help"]).run().expect_exit_code(0).stdout());
     }
-    // The script beside the Rust example has options of its own.
-    let script = fs::read_to_string(checkout().join("examples/pytorch/ddp.py")).expect("it is text");
-    text.push_str(&script);
+    // The scripts beside the Rust examples have options of their own.
+    for script in ["ddp.py", "data_parallel.py"] {
+        let script = checkout().join("examples/pytorch").join(script);
+        text.push_str(&fs::read_to_string(script).expect("it is text"));
+    }
     text
 }
 

@@ -1,6 +1,7 @@
 //! Real PyTorch under the real launcher.
 
 mod accelerate;
+mod data_parallel;
 mod ddp;
 mod deepspeed;
 mod early_exit;

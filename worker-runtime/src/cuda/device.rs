@@ -37,6 +37,9 @@ pub enum CudaError {
     /// NVRTC refuses the kernels; its log.
     #[error("NVRTC cannot compile the kernels: {0}")]
     Compile(String),
+    /// Memory for nothing, which some drivers refuse.
+    #[error("cannot allocate device memory for 0 numbers")]
+    NoNumbers,
     /// The lengths of a copy differ.
     #[error("cannot copy {from} numbers to memory for {to}")]
     Lengths {
@@ -148,6 +151,7 @@ impl CudaDevice {
     /// # Errors
     /// `length` is 0, the device has no memory left, or it failed.
     pub fn zeros<T: DeviceNumber>(&self, length: usize) -> Result<CudaSlice<T>, CudaError> {
+        check_some(length)?;
         Ok(self.stream.alloc_zeros(length)?)
     }
 
@@ -156,6 +160,7 @@ impl CudaDevice {
     /// # Errors
     /// There are no numbers, the device has no memory left, or it failed.
     pub fn upload<T: DeviceNumber>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
+        check_some(numbers.len())?;
         let copied = self.stream.clone_htod(numbers)?;
         self.synchronize()?;
         Ok(copied)
@@ -230,6 +235,10 @@ impl CudaDevice {
 pub(super) fn has_compiler() -> bool {
     // SAFETY: it opens NVRTC, which may be loaded at any time.
     unsafe { nvrtc::sys::is_culib_present() }
+}
+
+fn check_some(length: usize) -> Result<(), CudaError> {
+    (length > 0).then_some(()).ok_or(CudaError::NoNumbers)
 }
 
 fn check_lengths(from: usize, to: usize) -> Result<(), CudaError> {

@@ -143,7 +143,8 @@ fn errors() {
     let mut two = device.zeros::<f64>(2).unwrap();
     assert_error(device.write(&[1.0; 3], &mut two), "cannot copy 3 numbers to memory for 2");
     assert_error(device.read(&two, &mut [0.0; 1]), "cannot copy 2 numbers to memory for 1");
-    assert_error(device.zeros::<f32>(0), "the CUDA device failed");
+    assert_error(device.zeros::<f32>(0), "cannot allocate device memory for 0 numbers");
+    assert_error(device.upload::<f32>(&[]), "cannot allocate device memory for 0 numbers");
 
     let add = add(&device);
     let mut foreign = other.zeros::<f64>(2).unwrap();
