@@ -135,7 +135,7 @@ fn gloo_interface_set_by_user_is_kept() {
         outcome.expect_absent("finished");
     }
     // The rank that fails first may have the other one stopped before it says so too.
-    assert!(outcomes.iter().any(|outcome| outcome.stderr.contains("nope")), "{outcomes:?}");
+    assert!(outcomes.iter().any(|outcome| outcome.stderr().contains("nope")), "{outcomes:?}");
 }
 
 /// gloo finds no address by itself there: it is given the interface, that of the way to the store or the one that is named.
