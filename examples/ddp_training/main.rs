@@ -1,5 +1,9 @@
-//! Data-parallel training: every worker has the whole model and a part of each batch; gradients are averaged
-//! over the workers while backward runs, and any number of workers takes the same steps.
+//! A study of faults in data-parallel training: ranks fail on request, in every way and at every step, and the training ends with
+//! the weights of an undisturbed one. For that the model has gradients by hand, and numbers that do not depend on the device.
+//!
+//! Every worker has the whole model and a part of each batch; gradients are averaged over the workers while backward runs, and
+//! any number of workers takes the same steps. A template for a training of your own is the example `train` of the adapter for
+//! candle, `worker-runtime/adapters/candle/examples/train.rs`.
 
 mod cuda;
 mod data;

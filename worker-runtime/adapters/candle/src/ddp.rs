@@ -3,11 +3,11 @@
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, DeviceLocation, Storage, Tensor, Var};
 use candle_nn::VarMap;
-use rankrun_worker::Group;
 use rankrun_worker::ddp::{self, DdpOptions, Gradients, Parameter};
 #[cfg(feature = "cuda")]
 use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{Element, bf16, f16};
+use rankrun_worker::{Group, GroupOptions, WorkerContext};
 
 use crate::CandleError;
 #[cfg(feature = "cuda")]
@@ -33,6 +33,26 @@ enum Way {
 }
 
 impl Ddp {
+    /// Joins the groups of all ranks that the variables' device needs, and overwrites the variables of all ranks with those of
+    /// rank 0: [`new`](Self::new) on the CPU, on a GPU `on_device` with a second group on NCCL.
+    ///
+    /// # Errors
+    /// As those two.
+    pub fn join(
+        context: &WorkerContext,
+        variables: &VarMap,
+        options: &DdpOptions,
+    ) -> Result<Self, CandleError> {
+        let host = context.process_group(&GroupOptions::default())?;
+        #[cfg(feature = "cuda")]
+        if let DeviceLocation::Cuda { .. } = check_location(&sorted(variables))? {
+            let gradients = GroupOptions { name: "gradients".to_owned(), ..GroupOptions::default() };
+            let device = NcclGroup::join(context, &gradients, None)?;
+            return Self::on_device(host, device, variables, options);
+        }
+        Self::new(host, variables, options)
+    }
+
     /// Takes the group, and overwrites the variables of all ranks with those of rank 0.
     ///
     /// All variables must be on the CPU.
@@ -155,7 +175,7 @@ fn share(ddp: &mut ddp::Ddp, variables: &[(String, Var)]) -> Result<(), CandleEr
     Ok(())
 }
 
-fn sorted(variables: &VarMap) -> Vec<(String, Var)> {
+pub(crate) fn sorted(variables: &VarMap) -> Vec<(String, Var)> {
     let data = variables.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut sorted: Vec<_> = data.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect();
     sorted.sort_by(|one, other| one.0.cmp(&other.0));

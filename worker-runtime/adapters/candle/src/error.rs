@@ -2,6 +2,7 @@
 
 use candle_core::DType;
 use rankrun_worker::GroupError;
+use rankrun_worker::checkpoint::CheckpointError;
 use rankrun_worker::ddp::DdpError;
 
 /// A failed call of this crate.
@@ -14,6 +15,9 @@ pub enum CandleError {
     /// The exchange of gradients failed.
     #[error(transparent)]
     Ddp(#[from] DdpError),
+    /// A checkpoint cannot be saved or loaded.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -40,10 +44,10 @@ pub enum CandleError {
         /// Device of the other variable.
         device: String,
     },
-    /// This build cannot reduce on the device.
-    #[error("tensors on {device} cannot be reduced; {hint}")]
+    /// This build cannot train on the device.
+    #[error("this build cannot train on {device}; {hint}")]
     Device {
-        /// Device of the tensor.
+        /// The device.
         device: String,
         /// What the user can do about it.
         hint: &'static str,

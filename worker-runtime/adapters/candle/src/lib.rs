@@ -3,17 +3,18 @@
 //! candle returns all gradients at the end of backward, so they are exchanged then and not during backward.
 //!
 //! ```no_run
-//! use candle_core::{DType, Device, Result, Tensor};
+//! use candle_core::{DType, Result, Tensor};
 //! use candle_nn::{Optimizer, SGD, VarBuilder, VarMap, linear};
 //! use rankrun_candle::Ddp;
-//! use rankrun_worker::{GroupOptions, WorkerContext};
+//! use rankrun_worker::WorkerContext;
 //!
 //! fn train(context: &WorkerContext) -> std::result::Result<(), Box<dyn std::error::Error>> {
+//!     // A GPU or the CPU: the rest is the same.
+//!     let device = rankrun_candle::device(context)?;
 //!     let variables = VarMap::new();
-//!     let layer = linear(10, 1, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
-//!     let group = context.process_group(&GroupOptions::default())?;
+//!     let layer = linear(10, 1, VarBuilder::from_varmap(&variables, DType::F32, &device))?;
 //!     // Every rank now has the variables of rank 0.
-//!     let mut ddp = Ddp::new(group, &variables, &Default::default())?;
+//!     let mut ddp = Ddp::join(context, &variables, &Default::default())?;
 //!     let mut optimizer = SGD::new(variables.all_vars(), 0.1)?;
 //!     for step in 0..100 {
 //!         let (inputs, targets) = part_of_this_rank(step, context)?;
@@ -29,14 +30,18 @@
 //!
 //! On the CPU gradients are copied to the buckets of [`rankrun_worker::ddp`] and back. With the feature
 //! `cuda` (`Ddp::on_device`) NCCL reduces gradients on a GPU in place, in the order of candle's own stream,
-//! without copies and without a wait on the host.
+//! without copies and without a wait on the host. The example `train` is a template: it also saves checkpoints.
 
 mod ddp;
 #[cfg(feature = "cuda")]
 mod device;
 mod error;
+mod place;
+mod state;
 mod tensors;
 
 pub use ddp::Ddp;
 pub use error::CandleError;
+pub use place::device;
+pub use state::{load_latest, save};
 pub use tensors::{all_reduce, broadcast};

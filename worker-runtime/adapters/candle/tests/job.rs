@@ -15,19 +15,47 @@ fn example() -> PathBuf {
     own.ancestors().nth(2).unwrap().join("examples/train")
 }
 
-#[test]
-fn example_learns_on_two_workers() {
+/// What two workers print that train for this many epochs, perhaps with a folder for checkpoints.
+#[track_caller]
+fn run_on_two_workers(arguments: &[&str]) -> String {
     let launcher = std::env::var_os("RANKRUN_TEST_LAUNCHER").unwrap_or_else(|| "rankrun".into());
     let job = Command::new(&launcher)
         .args(["--device-type", "cpu", "--nproc-per-node", "2"])
         .arg(example())
+        .args(arguments)
         .output();
     let job = job.unwrap_or_else(|error| {
         panic!("cannot start {}: {error}; name a `rankrun` in RANKRUN_TEST_LAUNCHER", launcher.display())
     });
-    let text = String::from_utf8_lossy(&job.stdout).into_owned() + &String::from_utf8_lossy(&job.stderr);
-    assert!(job.status.success(), "{text}");
-    let last = text.lines().find(|line| line.starts_with("epoch 40: ")).unwrap_or_else(|| panic!("{text}"));
+    let text = String::from_utf8_lossy(&job.stdout).into_owned();
+    assert!(job.status.success(), "{text}{}", String::from_utf8_lossy(&job.stderr));
+    text
+}
+
+/// The line of an epoch.
+#[track_caller]
+fn epoch<'a>(text: &'a str, epoch: &str) -> &'a str {
+    text.lines()
+        .find(|line| line.starts_with(&format!("epoch {epoch}: ")))
+        .unwrap_or_else(|| panic!("{text}"))
+}
+
+#[test]
+fn example_learns_and_resumes_on_two_workers() {
+    let text = run_on_two_workers(&[]);
+    let last = epoch(&text, "40");
     let accuracy: f32 = last.split("accuracy ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     assert!(accuracy > 0.95 && last.ends_with("on 2 ranks"), "{text}");
+
+    let folder = std::env::temp_dir().join(format!("rankrun-candle-{}", std::process::id()));
+    let path = folder.to_str().unwrap();
+    let begun = run_on_two_workers(&["20", path]);
+    assert!(begun.starts_with("training on Cpu, from epoch 0\n"), "{begun}");
+    let resumed = run_on_two_workers(&["30", path]);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(resumed.starts_with("training on Cpu, from epoch 20\n"), "{resumed}");
+    // Two new models differ by chance; both runs have the first one, and the second run's learns on.
+    let accuracy = |line: &str| line.split("accuracy ").nth(1).unwrap()[..5].parse::<f32>().unwrap();
+    let (before, after) = (accuracy(epoch(&begun, "20")), accuracy(epoch(&resumed, "30")));
+    assert!(after >= before - 0.02 && after > 0.9, "{begun}{resumed}");
 }
