@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 
 fn train(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let epochs: u64 = arguments.next().map_or(Ok(40), |text| text.parse())?;
+    let epochs: u64 = arguments.next().map_or(Ok(20), |text| text.parse())?;
     let folder = arguments.next();
 
     let device = rankrun_candle::device(context)?;
