@@ -122,13 +122,13 @@ struct Model {
     place: String,
 }
 
-/// The parameters are a weight for each output and feature, output by output, then a bias for each output.
+/// Its parameters are a weight for each output and feature, output by output, then a bias for each output.
 enum Layer {
     Cpu { parameters: Vec<f32> },
     Cuda { device: CudaDevice, forward: Kernel<Forward>, parameters: CudaSlice<f32> },
 }
 
-/// The parameters of the kernel: outputs, parameters of the layer, inputs.
+/// What the kernel takes: outputs, parameters of the layer, inputs.
 type Forward = (SliceMut<f32>, Slice<f32>, Slice<f32>);
 
 impl Model {
@@ -171,8 +171,7 @@ impl Replica for Model {
     }
 
     fn forward(&mut self, input: Rows<f32>) -> Result<Rows<f32>, CudaError> {
-        let mut output = vec![0.0; input.rows() * self.outputs];
-        match &self.layer {
+        let output = match &self.layer {
             Layer::Cpu { parameters } => {
                 let (weights, biases) = parameters.split_at(input.columns() * self.outputs);
                 let layer = || weights.chunks_exact(input.columns()).zip(biases);
@@ -181,14 +180,16 @@ impl Replica for Model {
                         row.iter().zip(weights).fold(*bias, |sum, (value, weight)| sum + value * weight)
                     })
                 });
-                output = sums.collect();
+                sums.collect()
             }
             Layer::Cuda { device, forward, parameters } => {
-                let (input, mut sums) = (device.upload(input.values())?, device.zeros(output.len())?);
-                forward.launch(output.len(), (sums.as_view_mut(), parameters.as_view(), input.as_view()))?;
-                device.read(&sums, &mut output)?;
+                let count = input.rows() * self.outputs;
+                let (input, mut sums) = (device.upload(input.values())?, device.zeros(count)?);
+                // A thread for each output.
+                forward.launch(count, (sums.as_view_mut(), parameters.as_view(), input.as_view()))?;
+                device.read_all(&sums)?
             }
-        }
+        };
         let output = Rows::new(self.outputs, output).expect("a row has outputs");
         println!("In Model: input size {input}, output size {output} ({})", self.place);
         Ok(output)
