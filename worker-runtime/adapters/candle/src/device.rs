@@ -121,7 +121,7 @@ impl OnDevice {
             // SAFETY: the memory belongs to living variables, and candle uses it in the order of this stream.
             unsafe { ddp.broadcast(&memory, *stream) }?;
         }
-        Ok(Self { ddp, find_unused: options.find_unused, stream: None })
+        Ok(Self { ddp, find_unused: options.find_unused_parameters, stream: None })
     }
 
     /// Waits on the host until all gradients are averaged.
@@ -161,7 +161,7 @@ impl OnDevice {
                 Ok(unsafe {
                     match is_used {
                         true => self.ddp.gradient_ready(*index, memory, stream),
-                        false => self.ddp.unused(*index, memory, stream),
+                        false => self.ddp.gradient_unused(*index, memory, stream),
                     }
                 }?)
             })?;
