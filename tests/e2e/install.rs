@@ -282,6 +282,23 @@ fn install_wheel(environment: &Environment, wheel: &Path) {
 }
 
 #[test]
+fn archive_of_wheel_is_installed_by_install_script() {
+    let Some(wheel) = harness::wheel() else { return };
+    let environment = Environment::with_fake_torch();
+    let checkout = harness::checkout().display();
+    let install = format!(
+        "folder=$(CARGO_TARGET_DIR=$PWD/packed '{checkout}/launcher/archive' '{}') && \
+         sh '{checkout}/install.sh' --from \"$folder\" --prefix $PWD/here && here/bin/rankrun --version && \
+         ls here/share/man/man1 here/share/zsh/site-functions here/share/doc/rankrun",
+        wheel.display()
+    );
+    let out = environment.out(&install);
+    for line in ["rankrun 0.1.0", "rankrun.1", "_rankrun", "LICENSE-APACHE", "LICENSE-MIT"] {
+        assert!(out.lines().any(|found| found == line), "{line}: {out}");
+    }
+}
+
+#[test]
 fn pytorch_job_trains_with_shim_from_installed_wheel() {
     let wheel = harness::wheel();
     let environment = Environment::with_torch(if wheel.is_some() { &[] } else { &["--without-pip"] });

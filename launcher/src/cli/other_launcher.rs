@@ -73,6 +73,12 @@ enum TargetMachine {
     Any,
 }
 
+/// Words of a translation for any machine, which its shell replaces: the search path so far, the working folder, and the
+/// number of threads or accelerate's default.
+const OLD_PYTHONPATH: &str = "${PYTHONPATH:+$PYTHONPATH:}";
+const WORKING_FOLDER: &str = "${PWD}";
+const OLD_THREADS: &str = "${OMP_NUM_THREADS:-1}";
+
 /// The launchers that rankrun can stand in for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum OtherLauncher {
@@ -141,7 +147,7 @@ fn called_as(argv0: &OsStr) -> Option<(OtherLauncher, bool)> {
     Some(match Path::new(argv0).file_name()?.to_str()? {
         "accelerate" => (OtherLauncher::Accelerate, false),
         "accelerate-launch" => (OtherLauncher::Accelerate, true),
-        "deepspeed" | "ds" => (OtherLauncher::Deepspeed, true),
+        "deepspeed" | "deepspeed.pt" | "ds" => (OtherLauncher::Deepspeed, true),
         _ => return None,
     })
 }

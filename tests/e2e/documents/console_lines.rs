@@ -18,18 +18,19 @@ const SEPARATOR: char = '\u{1e}';
 /// What would change this machine.
 const CHANGES: [&str; 3] = ["rankrun gc", "rankrun shim on", "rankrun shim off"];
 /// How lines of other programs begin, and which test runs them, or why none does.
-const OTHER_LINES: [(&str, &str); 12] = [
+const OTHER_LINES: [(&str, &str); 13] = [
     ("MASTER_PORT=29511 sh r", "tests/e2e/explain.rs runs such scripts"),
     ("cargo ", "tests/e2e/guide.rs builds the guide's crate, and CI the workspace"),
     ("echo '{\"version\":1", "tests/e2e/control.rs sends such lines"),
     ("examples/run", "tests/e2e/rust_examples.rs runs its program"),
     ("export ", "it sets a variable for the lines below it"),
+    ("launcher/archive", "tests/e2e/install.rs packs the wheel"),
     ("launcher/wheel", "`tests/run wheel` builds the wheel"),
     ("/venv/bin/pip install ", "tests/e2e/install.rs installs the wheel"),
     ("pip install ", "tests/e2e/install.rs installs the wheel"),
     ("rm -r checkpoints", "a folder of tests/e2e/guide.rs is new"),
     ("rustup ", "it changes the toolchain of this machine"),
-    ("sh ", "tests/e2e/leave_out.rs and explain.rs run such scripts"),
+    ("sh ", "tests/e2e/leave_out.rs and explain.rs run such scripts, install_script.rs `install.sh`"),
     ("tests/run", "it runs this test"),
 ];
 /// The exit status of a command line that was not understood.

@@ -13,9 +13,9 @@ mod value;
 mod variable_option;
 mod words;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
-use super::{OtherCommand, TargetMachine, Translation};
+use super::{OLD_PYTHONPATH, OLD_THREADS, OtherCommand, TargetMachine, Translation, WORKING_FOLDER};
 use crate::cli::error::CliError;
 use rankrun_core::facts::Facts;
 use settings::AccelerateSettings;
@@ -52,11 +52,35 @@ pub(super) fn translate_for(
     }
     let settings = AccelerateSettings::merge(&line, file)?;
     let launch = words::translate(machine, &settings, &line.program, facts);
+    let mut environment = environment::changes(&settings, facts);
+    if machine == TargetMachine::Any {
+        leave_to_shell(&mut environment, &settings, facts);
+    }
     Ok(OtherCommand::Launch(Translation {
-        environment: environment::changes(&settings, facts),
+        environment,
         words: launch.words,
         remarks: [remarks_on_file, launch.remarks].concat(),
     }))
+}
+
+/// What the launch would take from its own machine becomes words that the shell of another one replaces.
+fn leave_to_shell(
+    environment: &mut [(String, Option<OsString>)],
+    settings: &AccelerateSettings,
+    facts: &Facts,
+) {
+    let has_threads = settings.args.num_cpu_threads_per_process.is_some();
+    for (name, value) in environment {
+        if name == "PYTHONPATH" {
+            let before = match facts.filled_variable(name) {
+                Some(path) => [path, OsStr::new(":")].into_iter().collect(),
+                None => OsString::from(OLD_PYTHONPATH),
+            };
+            *value = Some([&before, OsStr::new(WORKING_FOLDER)].into_iter().collect());
+        } else if name == "OMP_NUM_THREADS" && value.is_some() && !has_threads {
+            *value = Some(OLD_THREADS.into());
+        }
+    }
 }
 
 /// The script and its arguments, of a launch that is not refused.

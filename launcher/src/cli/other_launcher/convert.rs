@@ -23,6 +23,7 @@ use rankrun_core::spec::CliFlavor;
 use self::job::{HEAD_NODE, Job, NODE_RANK, NODES};
 use self::translated::{TranslatedLauncher, TranslatedLine};
 use self::wrapped::{Launcher, Wrapped};
+use super::{OLD_PYTHONPATH, OLD_THREADS, WORKING_FOLDER};
 use crate::cli::error::{CliError, UsageError};
 use crate::cli::subcommand;
 
@@ -77,7 +78,8 @@ fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
         let error = UsageError::UnknownTo { command: "convert", word: word.clone() };
         return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
     }
-    line.expansions.extend([HEAD_NODE, NODES, NODE_RANK].map(str::to_owned));
+    let of_shell = [HEAD_NODE, NODES, NODE_RANK, OLD_PYTHONPATH, WORKING_FOLDER, OLD_THREADS];
+    line.expansions.extend(of_shell.map(str::to_owned));
     if line.words.is_empty() {
         let example = "name it, as in `rankrun convert torchrun --nproc_per_node 2 train.py`";
         return Err(CliError::refused("there is no command line to convert", example));
@@ -147,7 +149,8 @@ fn facts_of_launcher(
     let known = assignments.iter().cloned().chain(behind_env).filter_map(|(name, value)| {
         let value = value?;
         let is_live = line.expansions.iter().any(|expansion| value.contains(expansion));
-        (!is_live).then(|| (name, Some(OsString::from(value))))
+        // That a line sets it is enough: accelerate then sets none.
+        (!is_live || name == "OMP_NUM_THREADS").then(|| (name, Some(OsString::from(value))))
     });
     facts.with_environment(&known.collect::<Vec<_>>())
 }

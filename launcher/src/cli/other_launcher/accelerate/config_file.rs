@@ -80,20 +80,21 @@ pub(super) fn read(path: &Path, facts: &Facts) -> Result<ConfigFile, CliError> {
     let text =
         String::from_utf8(bytes).map_err(|_| refused("is not valid UTF-8".into(), "write it in UTF-8"))?;
     let root = parse_document(&text).map_err(|error| not_yaml(&name, &error))?;
-    let Some(Content::Map(entries)) = root.map(|root| root.content) else {
-        return Err(refused(
-            "has no keys".into(),
-            "write `key: value` lines, as in `num_processes: 2`, or let `accelerate config` write it",
-        ));
+    let problem = match root.map(|root| root.content) {
+        Some(Content::Map(entries)) => return keys::read_entries(&name, &entries),
+        Some(Content::List(_)) => "is a list, and not keys with values",
+        Some(Content::Scalar(..)) => "is one word, and not keys with values",
+        None => "has no keys",
     };
-    keys::read_entries(&name, &entries)
+    let hint = "write `key: value` lines, as in `num_processes: 2`, or let `accelerate config` write it";
+    Err(refused(problem.into(), hint))
 }
 
 fn not_yaml(path: &str, error: &DocumentError) -> CliError {
     let hint = if error.is_about_alias() {
         "write the value there again: rankrun reads no aliases"
     } else if error.is_about_tab() {
-        "indent with spaces: YAML does not allow tabs there"
+        "write spaces: YAML does not allow tabs there"
     } else {
         "correct this line: the file is YAML, `key: value` on each line"
     };

@@ -46,12 +46,14 @@ impl DocumentError {
         self.problem.contains("tab")
     }
 
-    /// The parser names the line of the word in front of a tab.
+    /// The parser names the line of the word in front of a tab, and no tab between a key and its value.
     fn at_tab(mut self, text: &str) -> Self {
         let is_indented = |line: &str| line.trim_start_matches(' ').starts_with('\t');
+        let mut lines = text.lines().skip(self.line.saturating_sub(1)).peekable();
         if self.is_about_tab() {
-            let later = text.lines().skip(self.line.saturating_sub(1)).position(is_indented);
-            self.line += later.unwrap_or(0);
+            self.line += lines.position(is_indented).unwrap_or(0);
+        } else if lines.peek().is_some_and(|line| line.contains(":\t")) {
+            self.problem = "a tab stands behind `:`".to_owned();
         }
         self
     }

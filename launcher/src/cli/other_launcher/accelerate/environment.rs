@@ -133,7 +133,11 @@ impl Changes<'_> {
         match (settings.args.num_cpu_threads_per_process, inherited) {
             (Some(count), _) => self.set(name, count.to_string()),
             (None, Some(0)) if settings.is_cpu() => self.remove(name),
-            (None, None) if !settings.is_cpu() && !settings.has_group(Group::DeepSpeed) => {
+            (None, None)
+                if facts.filled_variable(name).is_none()
+                    && !settings.is_cpu()
+                    && !settings.has_group(Group::DeepSpeed) =>
+            {
                 self.set(name, "1")
             }
             _ => {}

@@ -15,13 +15,15 @@ use crate::cli::other_launcher::{OtherCommand, TargetMachine, Translation, accel
 
 /// Numbers that take the place of a variable, each with another one to compare with. Some options do not allow the first.
 const STAND_INS: [(&str, &str); 2] = [("6", "7"), ("0", "1")];
-/// The variables that choose devices or count them: those of this shell say nothing about another machine.
-const OF_THIS_MACHINE: [&str; 7] = [
+/// The variables that choose devices, count them or name folders: those of this shell say nothing about another machine.
+const OF_THIS_MACHINE: [&str; 9] = [
     "ASCEND_RT_VISIBLE_DEVICES",
     "CUDA_VISIBLE_DEVICES",
     "HABANA_VISIBLE_MODULES",
     "HIP_VISIBLE_DEVICES",
     "LOCAL_SIZE",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
     "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 ];

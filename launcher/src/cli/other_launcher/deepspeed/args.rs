@@ -148,15 +148,17 @@ pub(super) enum Parsed {
 /// # Errors
 /// What argparse calls a usage error.
 pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
-    let usage = |error: UsageError| match error {
-        UsageError::MissingEntrypoint { taken: None, .. } => CliError::OtherUsage {
-            message: error.to_string(),
-            hint: "name the script behind the options, as in `deepspeed --num_gpus 2 train.py`".to_owned(),
-        },
-        error => CliError::Usage { cli_flavor: CliFlavor::Rankrun, error },
+    let usage = |error: UsageError| {
+        let hint = match &error {
+            UsageError::MissingEntrypoint { .. } => {
+                "name the script behind the options, as in `deepspeed --num_gpus 2 train.py`".to_owned()
+            }
+            UsageError::Unknown { words } => unknown_hint(words),
+            _ => return CliError::Usage { cli_flavor: CliFlavor::Rankrun, error },
+        };
+        CliError::OtherUsage { message: error.to_string(), hint }
     };
-    let normalised =
-        normalise(words, &COMMAND).map_err(|Refusal { error, .. }| usage(with_own_hint(error)))?;
+    let normalised = normalise(words, &COMMAND).map_err(|Refusal { error, .. }| usage(error))?;
     let matches = match COMMAND.clone().try_get_matches_from(&normalised) {
         Ok(matches) => matches,
         Err(error) if error.kind() == ErrorKind::DisplayHelp => {
@@ -169,14 +171,21 @@ pub(super) fn parse(words: &[OsString]) -> Result<Parsed, CliError> {
     Ok(Parsed::Launch(Box::new(args)))
 }
 
-/// The option of this command that an unknown word may mean; other hints name options of rankrun.
-fn with_own_hint(error: UsageError) -> UsageError {
-    let UsageError::Unknown { words } = &error else { return error };
-    let typed = |word: &str| word.split('=').next().unwrap_or_default().trim_start_matches('-').to_owned();
-    let nearest = |word: &String| nearest_of(&typed(word), COMMAND.get_arguments().filter_map(Arg::get_long));
-    match words.iter().find_map(nearest) {
-        Some(nearest) => UsageError::Misspelt { words: words.clone(), nearest },
-        None => error,
+/// The option of this command that an unknown word may mean. Those of rankrun are not among them.
+fn unknown_hint(words: &[String]) -> String {
+    let names = || COMMAND.get_arguments().filter_map(Arg::get_long);
+    let typed =
+        |word: &String| word.split('=').next().unwrap_or_default().trim_start_matches('-').replace('-', "_");
+    let meant = |word: String| match word.as_str() {
+        "m" => Some("module"),
+        "nproc_per_node" | "num_processes" | "n" => Some("num_gpus"),
+        "nnodes" => Some("num_nodes"),
+        word => nearest_of(word, names()),
+    };
+    match words.iter().map(typed).find_map(meant) {
+        Some(meant) => format!("did you mean `--{meant}`?"),
+        None => "an option of the program stands behind the script; `rankrun deepspeed --help` lists those of the launch"
+            .to_owned(),
     }
 }
 

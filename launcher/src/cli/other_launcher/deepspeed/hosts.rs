@@ -63,6 +63,12 @@ pub(super) fn find_local_host(
         None => vec![DeepspeedHost { name: LOCALHOST.to_owned(), slots: None, filter: DeviceFilter::All }],
     };
     if let (None, Some(named)) = (path, named) {
+        if machine == TargetMachine::Any {
+            return Err(several_hosts(&format!(
+                "the host file `{}` is not on this machine",
+                named.display()
+            )));
+        }
         remarks.push(format!(
             "the host file `{}` does not exist: the job runs on this machine",
             named.display()

@@ -9,9 +9,11 @@ fn read_text(text: &'static str) -> Result<ConfigFile, CliError> {
 /// A file, and the beginnings of the message and of the hint.
 const MISTAKES: &[(&str, &str, &str)] = &[
     ("", "`c.yaml` has no keys", "write `key: value` lines"),
-    ("- a\n", "`c.yaml` has no keys", "write `key: value` lines"),
+    ("- a\n", "`c.yaml` is a list, and not keys with values", "write `key: value` lines"),
+    ("hello\n", "`c.yaml` is one word, and not keys with values", "write `key: value` lines"),
+    ("debug: false\nnum_processes:\t2\n", "`c.yaml`, line 2: a tab stands behind `:`", "write spaces"),
     ("num_processes: 2\n", "`c.yaml` has no `distributed_type`", "add `distributed_type: MULTI_GPU`"),
-    ("debug: false\n\tuse_cpu: true\n", "`c.yaml`, line 2: ", "indent with spaces"),
+    ("debug: false\n\tuse_cpu: true\n", "`c.yaml`, line 2: ", "write spaces"),
     (
         "distributed_type: FSDP\nnum_process: 2\n",
         "`c.yaml`, line 2: `num_process` is not a key of accelerate",

@@ -116,3 +116,40 @@ fn default_file_of_accelerate_is_named_in_note() {
     assert!(text.contains(&format!("# note: the settings of `{path}` are in the line")), "{text}");
     assert!(text.contains("--nproc-per-node 4 ") && text.contains("--master-port 29501"), "{text}");
 }
+
+/// Number of threads and search path, as another shell has them.
+#[test]
+fn what_accelerate_takes_from_its_machine_is_left_to_shell() {
+    let of = |line: &str, name: &str| {
+        let (before, _) =
+            command_of(line).split_once(" rankrun ").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        let words = before.replace('\\', " ");
+        let found: Vec<_> =
+            words.split_whitespace().filter(|word| word.starts_with(&format!("{name}="))).collect();
+        found.join(" ")
+    };
+    for (line, threads) in [
+        ("accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=\"${OMP_NUM_THREADS:-1}\""),
+        ("OMP_NUM_THREADS=$N accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=$N"),
+        ("OMP_NUM_THREADS=4 accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=4"),
+        (
+            "accelerate launch --multi_gpu --num_processes 2 --num_cpu_threads_per_process 1 t.py",
+            "OMP_NUM_THREADS=1",
+        ),
+    ] {
+        assert_eq!(of(line, "OMP_NUM_THREADS"), threads, "{line}");
+    }
+    let path = of("accelerate launch --use_deepspeed --num_processes 2 t.py", "PYTHONPATH");
+    assert_eq!(path, "PYTHONPATH=\"${PYTHONPATH:+$PYTHONPATH:}${PWD}\"");
+}
+
+#[test]
+fn several_hosts_of_deepspeed_are_refused() {
+    for line in ["deepspeed --hostfile=nowhere --no_ssh --node_rank=0 t.py", "deepspeed --num_nodes 2 t.py"] {
+        let text = converted(line).map(|(conversion, _)| conversion.words).unwrap_err().render();
+        assert!(
+            text.contains("one host") && text.contains("`rankrun --nnodes N --node-rank R"),
+            "{line}: {text}"
+        );
+    }
+}

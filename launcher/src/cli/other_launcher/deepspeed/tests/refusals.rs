@@ -27,9 +27,19 @@ fn mistakes_in_words_are_usage_errors() {
     check(
         &gpus(),
         &[
-            ("--elastic_training x.py", 2, &["unknown option `--elastic_training`"]),
+            (
+                "--elastic_training x.py",
+                2,
+                &["unknown option `--elastic_training`", "`rankrun deepspeed --help` lists"],
+            ),
             ("--num_gpsu 2 x.py", 2, &["unknown option `--num_gpsu`", "did you mean `--num_gpus`?"]),
-            ("-m pkg.train", 2, &["unknown option `-m`"]),
+            ("-m pkg.train", 2, &["unknown option `-m`", "did you mean `--module`?"]),
+            (
+                "--nproc_per_node 2 x.py",
+                2,
+                &["unknown option `--nproc_per_node`", "did you mean `--num_gpus`?"],
+            ),
+            ("--version x.py", 2, &["unknown option `--version`", "`rankrun deepspeed --help` lists"]),
             ("--num 2 x.py", 2, &["`--num` could be `--num_nodes`, `--num_gpus`, `--num_accelerators`"]),
             ("--num_gpus two x.py", 2, &["`--num_gpus` is `two`, which is not a whole number"]),
             ("--num_gpus", 2, &["`--num_gpus` needs a value"]),
