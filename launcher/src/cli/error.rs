@@ -203,14 +203,6 @@ pub(crate) enum UsageError {
         /// The words.
         words: Vec<String>,
     },
-    /// Words that are unknown to another launcher's command, and its option that one of them may mean.
-    #[error("unknown option {}", backticked(words))]
-    Misspelt {
-        /// The words.
-        words: Vec<String>,
-        /// The long name.
-        nearest: &'static str,
-    },
     /// An abbreviation of more than one option.
     #[error("`{word}` could be {}", backticked(candidates))]
     Ambiguous {
@@ -270,8 +262,7 @@ impl UsageError {
             Self::NoLaunch { .. }
             | Self::UnknownTo { .. }
             | Self::SecondTopic { .. }
-            | Self::MissingArgument { .. }
-            | Self::Misspelt { .. } => self.to_string(),
+            | Self::MissingArgument { .. } => self.to_string(),
             Self::Setting(error) => error.argparse(),
         }
     }
@@ -290,7 +281,6 @@ impl UsageError {
                     .to_owned(),
             ),
             Self::Unknown { words } => Some(unknown_options_hint(words)),
-            Self::Misspelt { nearest, .. } => Some(format!("did you mean `--{nearest}`?")),
             Self::NoLaunch { word } => {
                 Some(format!("leave `explain` out; a program of that name is `./{word}`"))
             }

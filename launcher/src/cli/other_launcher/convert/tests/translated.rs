@@ -130,7 +130,7 @@ fn what_accelerate_takes_from_its_machine_is_left_to_shell() {
     };
     for (line, threads) in [
         ("accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=\"${OMP_NUM_THREADS:-1}\""),
-        ("OMP_NUM_THREADS=$N accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=$N"),
+        ("OMP_NUM_THREADS=$N accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=\"$N\""),
         ("OMP_NUM_THREADS=4 accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=4"),
         (
             "accelerate launch --multi_gpu --num_processes 2 --num_cpu_threads_per_process 1 t.py",
