@@ -16,7 +16,7 @@ fail() {
 }
 
 usage='sh install.sh [--from FOLDER|URL] [--prefix FOLDER]'
-prefix="$HOME/.local"
+prefix=${HOME:+$HOME/.local}
 [ "$(id -u)" != 0 ] || prefix=/usr/local
 while [ $# -gt 0 ]; do
     case $1 in
@@ -31,6 +31,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 
+[ -n "$prefix" ] || fail 'HOME is not set' 'name a place: --prefix FOLDER'
 system=$(uname -s) machine=$(uname -m)
 [ "$machine" != arm64 ] || machine=aarch64
 case $system-$machine in
