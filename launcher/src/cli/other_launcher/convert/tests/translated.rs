@@ -36,7 +36,7 @@ fn devices_of_deepspeed_are_those_of_line() {
 #[test]
 fn variable_that_becomes_one_word_stays() {
     assert_deepspeed(&[
-        ("deepspeed --num_gpus $N train.py", "LOCAL_SIZE=$N", "--nproc-per-node $N"),
+        ("deepspeed --num_gpus $N train.py", "LOCAL_SIZE=\"$N\"", "--nproc-per-node $N"),
         ("deepspeed --num_gpus=${N:-8} train.py", "LOCAL_SIZE=\"${N:-8}\"", "--nproc-per-node \"${N:-8}\""),
     ]);
     let of_accelerate = |line: &str| {
