@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::ops::Range;
 
 use super::quote::for_shell;
 
@@ -13,8 +14,17 @@ pub struct ShellWords {
     pub words: Vec<String>,
     /// What a shell would replace: `$RANK`, `${N:-8}`.
     pub expansions: BTreeSet<String>,
-    /// Words without quotes that are one expansion or have a pattern: a shell may make several words of them.
-    bare: BTreeSet<String>,
+    /// How each of the words stands in the line.
+    forms: Vec<WordForm>,
+}
+
+/// What the quotes of a word leave to the shell.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct WordForm {
+    /// It has no quotes, and is one expansion or has a pattern: a shell may make several words of it.
+    is_bare: bool,
+    /// Where expansions are in the word.
+    expansions: Vec<Range<usize>>,
 }
 
 /// What is more than the words of one command.
@@ -26,6 +36,8 @@ pub enum SplitError {
     Substitution(&'static str),
     #[error("`{0}` has a pattern beside quotes, which the shell replaces in part")]
     Pattern(String),
+    #[error("a shell may replace the `~` of `{0}`")]
+    Tilde(String),
     #[error("a second command begins in a new line")]
     SecondLine,
     #[error("a quote `{0}` is not closed")]
@@ -35,7 +47,8 @@ pub enum SplitError {
 /// The words of the command.
 ///
 /// # Errors
-/// The text has an operator, a command substitution, a second line, an open quote, or a pattern beside quotes.
+/// The text has an operator, a command substitution, a second line, an open quote, a pattern beside quotes, or a `~`
+/// that is not the home folder in every shell.
 pub fn split(text: &str) -> Result<ShellWords, SplitError> {
     let mut splitter = Splitter { rest: text.trim(), ..Splitter::default() };
     while let Some(letter) = splitter.take() {
@@ -50,8 +63,8 @@ struct Splitter<'a> {
     rest: &'a str,
     found: ShellWords,
     word: Option<String>,
-    /// The word is one expansion without quotes, so far.
-    is_bare: bool,
+    /// Of the word, so far.
+    form: WordForm,
     quoting: Quoting,
     /// The length of an expansion `$NAME` at the end of the word.
     name_length: usize,
@@ -103,11 +116,7 @@ impl Splitter<'_> {
             '#' if self.word.is_none() => {
                 self.rest = self.rest.find('\n').map_or("", |end| &self.rest[end..]);
             }
-            '~' if self.word.is_none()
-                && self.rest.chars().next().is_none_or(|next| " /\n".contains(next)) =>
-            {
-                self.push_expansion("$HOME", true);
-            }
+            '~' if self.word.as_deref().is_none_or(begins_value) => self.take_tilde()?,
             letter if is_operator(letter) => {
                 let end = self.rest.find(|next| !is_operator(next)).unwrap_or(self.rest.len());
                 return Err(SplitError::Operator(format!("{letter}{}", &self.rest[..end])));
@@ -165,20 +174,37 @@ impl Splitter<'_> {
         Ok(())
     }
 
+    /// What follows a `~` without quotes. Behind `NAME=` every shell replaces it only in front of the command.
+    fn take_tilde(&mut self) -> Result<(), SplitError> {
+        let before = self.word.as_deref().unwrap_or_default();
+        let is_in_front = self.found.words.iter().all(|word| assignment(word).is_some());
+        let ends_name =
+            |next: char| next.is_ascii_whitespace() || next == '/' || (next == ':' && !before.is_empty());
+        if self.rest.chars().next().is_none_or(ends_name) && (before.is_empty() || is_in_front) {
+            self.push_expansion("$HOME", false);
+            return Ok(());
+        }
+        let rest = self.rest.split(char::is_whitespace).next().unwrap_or_default();
+        Err(SplitError::Tilde(format!("{before}~{rest}")))
+    }
+
     fn open(&mut self) {
-        self.is_bare = false;
+        self.form.is_bare = false;
         self.quoting.has_quotes = true;
         self.word.get_or_insert_default();
     }
 
     fn push(&mut self, letter: char) {
-        self.is_bare = false;
+        self.form.is_bare = false;
         let word = self.word.get_or_insert_default();
         // `"$A"b` is not `$Ab`.
         if self.name_length > 0 && is_name(letter) {
             let name = word.split_off(word.len() - self.name_length + 1);
             let braced = format!("${{{name}}}");
             word.push_str(&braced[1..]);
+            if let Some(range) = self.form.expansions.last_mut() {
+                range.end = word.len();
+            }
             self.found.expansions.insert(braced);
         }
         self.name_length = 0;
@@ -186,8 +212,11 @@ impl Splitter<'_> {
     }
 
     fn push_expansion(&mut self, expansion: &str, is_unquoted: bool) {
-        self.is_bare = is_unquoted && self.word.is_none();
-        self.word.get_or_insert_default().push_str(expansion);
+        self.form.is_bare = is_unquoted && self.word.is_none();
+        let word = self.word.get_or_insert_default();
+        let start = word.len();
+        word.push_str(expansion);
+        self.form.expansions.push(start..word.len());
         self.name_length = if expansion[1..].chars().all(is_name) { expansion.len() } else { 0 };
         self.found.expansions.insert(expansion.to_owned());
     }
@@ -195,14 +224,13 @@ impl Splitter<'_> {
     fn end_word(&mut self) -> Result<(), SplitError> {
         self.name_length = 0;
         let Quoting { has_pattern, has_quotes } = std::mem::take(&mut self.quoting);
-        let is_bare = std::mem::take(&mut self.is_bare);
+        let mut form = std::mem::take(&mut self.form);
         let Some(word) = self.word.take() else { return Ok(()) };
         if has_pattern && has_quotes {
             return Err(SplitError::Pattern(word));
         }
-        if is_bare || has_pattern {
-            self.found.bare.insert(word.clone());
-        }
+        form.is_bare |= has_pattern;
+        self.found.forms.push(form);
         self.found.words.push(word);
         Ok(())
     }
@@ -212,38 +240,64 @@ impl ShellWords {
     /// Words that a shell has read already: nothing in them is replaced again.
     #[must_use]
     pub fn literal(words: Vec<String>) -> Self {
-        Self { words, ..Self::default() }
+        Self { forms: vec![WordForm::default(); words.len()], words, ..Self::default() }
     }
 
     /// Whether the word is one expansion or has a pattern, of which a shell may make several words.
     #[must_use]
     pub fn is_bare(&self, word: &str) -> bool {
-        self.bare.contains(word)
+        self.form_of(word).is_bare
     }
 
     /// The word for a shell: its expansions stay alive, everything else is taken literally.
     #[must_use]
     pub fn quote(&self, word: &str) -> String {
-        if self.is_bare(word) {
-            return word.to_owned();
-        }
-        if !self.expansions.iter().any(|expansion| word.contains(expansion)) {
-            return String::from_utf8_lossy(&for_shell(OsStr::new(word))).into_owned();
-        }
-        let mut quoted = "\"".to_owned();
-        let mut rest = word;
-        while let Some(letter) = rest.chars().next() {
+        let WordForm { is_bare, expansions } = self.form_of(word);
+        if is_bare { word.to_owned() } else { quote_around(word, expansions) }
+    }
+
+    /// The value of a variable for a shell, as [`Self::quote`]. It stays one word, also behind `env`.
+    #[must_use]
+    pub fn quote_value(&self, value: &str) -> String {
+        quote_around(value, self.find_expansions(value))
+    }
+
+    /// A text that the line has under different quotes, so that [`Self::quote`] is wrong at one place: `'$X' $X`. A
+    /// longer word that is kept as a whole is told apart: `'echo $X' $X`.
+    #[must_use]
+    pub fn ambiguous_text(&self, is_kept: impl Fn(&String) -> bool) -> Option<&str> {
+        self.words.iter().zip(&self.forms).find_map(|(word, form)| {
+            let found = self.find_expansions(word);
+            let is_longer = found.first().is_none_or(|range| range.len() < word.len());
+            let is_right =
+                self.form_of(word) == *form && (found == form.expansions || (is_longer && is_kept(word)));
+            let literal = found.into_iter().find(|range| !form.expansions.contains(range));
+            (!is_right).then(|| literal.map_or(word.as_str(), |range| &word[range]))
+        })
+    }
+
+    /// The form of a word of the line, or of a text that was made of its words.
+    fn form_of(&self, word: &str) -> WordForm {
+        let known = self.words.iter().zip(&self.forms).find(|(known, _)| *known == word);
+        known.map_or_else(
+            || WordForm { is_bare: false, expansions: self.find_expansions(word) },
+            |(_, form)| form.clone(),
+        )
+    }
+
+    fn find_expansions(&self, text: &str) -> Vec<Range<usize>> {
+        let mut found = Vec::new();
+        let mut at = 0;
+        while let Some(letter) = text[at..].chars().next() {
             // The longest one first: `$AB` before `$A`.
-            let expansion = self.expansions.iter().rev().find(|expansion| rest.starts_with(*expansion));
-            let length = expansion.map_or(letter.len_utf8(), String::len);
-            if expansion.is_none() && matches!(letter, '"' | '\\' | '$' | '`') {
-                quoted.push('\\');
+            let expansion = self.expansions.iter().rev().find(|known| text[at..].starts_with(*known));
+            let end = at + expansion.map_or(letter.len_utf8(), String::len);
+            if expansion.is_some() {
+                found.push(at..end);
             }
-            quoted.push_str(&rest[..length]);
-            rest = &rest[length..];
+            at = end;
         }
-        quoted.push('"');
-        quoted
+        found
     }
 
     /// The word with `value` in the place of each expansion.
@@ -253,6 +307,45 @@ impl ShellWords {
             if word.contains(expansion) { word.replace(expansion, &value(expansion)) } else { word }
         })
     }
+}
+
+/// The text in quotes that leave its expansions alive.
+fn quote_around(text: &str, expansions: Vec<Range<usize>>) -> String {
+    if expansions.is_empty() {
+        return String::from_utf8_lossy(&for_shell(OsStr::new(text))).into_owned();
+    }
+    let mut quoted = "\"".to_owned();
+    let mut at = 0;
+    for range in expansions {
+        push_escaped(&mut quoted, &text[at..range.start]);
+        at = range.end;
+        quoted.push_str(&text[range]);
+    }
+    push_escaped(&mut quoted, &text[at..]);
+    quoted.push('"');
+    quoted
+}
+
+fn push_escaped(quoted: &mut String, text: &str) {
+    for letter in text.chars() {
+        if matches!(letter, '"' | '\\' | '$' | '`') {
+            quoted.push('\\');
+        }
+        quoted.push(letter);
+    }
+}
+
+/// The name and the value of `NAME=VALUE`.
+#[must_use]
+pub fn assignment(word: &str) -> Option<(&str, &str)> {
+    let (name, value) = word.split_once('=')?;
+    let is_variable = name.chars().all(is_name) && name.starts_with(|first: char| !first.is_ascii_digit());
+    is_variable.then_some((name, value))
+}
+
+/// Whether the value of an assignment, or the next folder of its list, begins behind the text.
+fn begins_value(text: &str) -> bool {
+    assignment(text).is_some_and(|(_, value)| value.is_empty() || value.ends_with(':'))
 }
 
 /// Whether a shell replaces the word by the names of files, or by several words: `*`, `[ab]`, `{1..3}`.
@@ -275,69 +368,4 @@ const fn is_name(letter: char) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_split_and_quoted_again() {
-        for (line, words, again) in [
-            ("a  b\tc", &["a", "b", "c"][..], "a b c"),
-            ("a 'b c' \"d e\"f g\\ h ''", &["a", "b c", "d ef", "g h", ""], "a 'b c' 'd ef' 'g h' ''"),
-            ("a \\\n  b # c\n", &["a", "b"], "a b"),
-            (
-                "a --n=$N \"${M:-8}\" $ARGS",
-                &["a", "--n=$N", "${M:-8}", "$ARGS"],
-                "a \"--n=$N\" \"${M:-8}\" $ARGS",
-            ),
-            ("\"$A\"b '$C' \\$D", &["${A}b", "$C", "$D"], "\"${A}b\" '$C' '$D'"),
-            (
-                "~/x a~b \"it's $X \\\" \\n\"",
-                &["$HOME/x", "a~b", "it's $X \" \\n"],
-                "\"$HOME/x\" 'a~b' \"it's $X \\\" \\\\n\"",
-            ),
-            ("$", &["$"], "'$'"),
-            (
-                "*.txt '*.md' x{1..3} $D/*[ab] {} a[0",
-                &["*.txt", "*.md", "x{1..3}", "$D/*[ab]", "{}", "a[0"],
-                "*.txt '*.md' x{1..3} $D/*[ab] '{}' 'a[0'",
-            ),
-        ] {
-            let found = split(line).unwrap();
-            assert_eq!(found.words, words, "{line}");
-            let quoted: Vec<String> = found.words.iter().map(|word| found.quote(word)).collect();
-            assert_eq!(quoted.join(" "), again, "{line}");
-        }
-    }
-
-    #[test]
-    fn operators_and_substitutions_are_refused_by_name() {
-        for (line, part) in [
-            ("a | tee log", "`|`"),
-            ("a && b", "`&&`"),
-            ("a 2>&1", "`>&`"),
-            ("a $(nproc)", "`$(…)`"),
-            ("a \"${X:-$(nproc)}\"", "`$(…)`"),
-            ("a `nproc`", "`…`"),
-            ("a\nb", "new line"),
-            ("a 'b", "quote `'`"),
-            ("a \"b", "quote `\"`"),
-            ("a 'b c'*.txt", "`b c*.txt` has a pattern"),
-            ("a {\"x\":1,\"y\":2}", "has a pattern"),
-        ] {
-            let error = split(line).unwrap_err().to_string();
-            assert!(error.contains(part), "{line}: {error}");
-        }
-        assert_eq!(split("a 'b|c' \"d>e\" f\\;").unwrap().words, ["a", "b|c", "d>e", "f;"]);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn quoted_words_are_read_back(line in "[ab $'\"\\\\{}A~/\n#|&*,-]{0,24}") {
-            if let Ok(found) = split(&line) {
-                let quoted: Vec<String> = found.words.iter().map(|word| found.quote(word)).collect();
-                let again = split(&quoted.join(" "));
-                proptest::prop_assert_eq!(again.map(|again| again.words), Ok(found.words));
-            }
-        }
-    }
-}
+mod tests;

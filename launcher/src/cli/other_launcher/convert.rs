@@ -6,6 +6,7 @@
 mod horovodrun;
 mod job;
 mod mpirun;
+mod nodelist;
 mod options;
 mod program;
 mod srun;
@@ -20,7 +21,7 @@ use rankrun_core::facts::Facts;
 use rankrun_core::shell::split::{ShellWords, SplitError, split};
 use rankrun_core::spec::CliFlavor;
 
-use self::job::{HEAD_NODE, Job, NODE_RANK, NODES};
+use self::job::{ALLOCATED_NODES, HEAD_NODE, Job, NODE_RANK, NODES};
 use self::translated::{TranslatedLauncher, TranslatedLine};
 use self::wrapped::{Launcher, Wrapped};
 use super::{OLD_PYTHONPATH, OLD_THREADS, WORKING_FOLDER};
@@ -53,8 +54,8 @@ pub(super) struct Conversion {
 /// # Errors
 /// The words are not the command line of a launcher, or the launcher would refuse them.
 pub(in crate::cli) fn answer(words: &[OsString], json: bool, facts: &Facts) -> Result<String, CliError> {
-    let line = read_words(words)?;
-    let conversion = convert(&line, facts).map_err(|error| of_torchrun(error, words))?;
+    let mut line = read_words(words)?;
+    let conversion = convert(&mut line, facts).map_err(|error| of_torchrun(error, words))?;
     Ok(if json { conversion.as_json() } else { conversion.as_shell(&line) })
 }
 
@@ -68,9 +69,14 @@ fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
         })?;
         texts.push(text.to_owned());
     }
-    let mut line = match texts.as_slice() {
+    // READMEs print the prompt in front of the line.
+    if texts.first().is_some_and(|first| first == "$") {
+        texts.remove(0);
+    }
+    let line = match texts.as_slice() {
         [text] if text.contains(char::is_whitespace) => {
-            split(text).map_err(|error| not_one_command(&error))?
+            let text = text.trim_start();
+            split(text.strip_prefix("$ ").unwrap_or(text)).map_err(|error| not_one_command(&error))?
         }
         _ => ShellWords::literal(texts),
     };
@@ -78,8 +84,6 @@ fn read_words(words: &[OsString]) -> Result<ShellWords, CliError> {
         let error = UsageError::UnknownTo { command: "convert", word: word.clone() };
         return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
     }
-    let of_shell = [HEAD_NODE, NODES, NODE_RANK, OLD_PYTHONPATH, WORKING_FOLDER, OLD_THREADS];
-    line.expansions.extend(of_shell.map(str::to_owned));
     if line.words.is_empty() {
         let example = "name it, as in `rankrun convert torchrun --nproc_per_node 2 train.py`";
         return Err(CliError::refused("there is no command line to convert", example));
@@ -96,18 +100,39 @@ fn not_one_command(error: &SplitError) -> CliError {
             "write its value, or put it into a variable first, as in `N=$(nproc)` and `$N`"
         }
         SplitError::Pattern(_) => "quote the whole word, or write what it stands for",
+        SplitError::Tilde(_) => "write the folder in its place, as in `$HOME/data`, or quote it",
         SplitError::OpenQuote(_) => "close it",
     };
     CliError::refused(format!("cannot convert the line: {error}"), hint)
 }
 
-fn convert(line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
+fn convert(line: &mut ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
     let mut conversion = convert_words(&line.words, line, &translated::without_devices(facts))?;
     // A program of this name would be taken for a command of rankrun.
     if conversion.words.first().is_some_and(|word| subcommand::is_name(word)) {
         conversion.words.insert(0, "run".to_owned());
     }
-    Ok(conversion)
+    // Variables that take the place of what the line does not say.
+    let is_used = |name: &&str| conversion.words.iter().any(|word| word.split(':').next() == Some(*name));
+    let added = [HEAD_NODE, NODES, NODE_RANK, ALLOCATED_NODES].into_iter().filter(is_used);
+    let is_set = |name: &&str| {
+        conversion
+            .environment
+            .iter()
+            .any(|(_, value)| value.as_ref().is_some_and(|value| value.contains(*name)))
+    };
+    let of_shell = [OLD_PYTHONPATH, WORKING_FOLDER, OLD_THREADS].into_iter().filter(is_set);
+    line.expansions.extend(added.chain(of_shell).map(str::to_owned));
+    let is_kept = |word: &String| conversion.prefix.contains(word) || conversion.words.contains(word);
+    match line.ambiguous_text(is_kept) {
+        None => Ok(conversion),
+        Some(text) => Err(CliError::refused(
+            format!(
+                "`{text}` needs different quotes at two places, and `rankrun convert` writes it in one way"
+            ),
+            "quote it in one way, and correct the converted line",
+        )),
+    }
 }
 
 fn convert_words(words: &[String], line: &ShellWords, facts: &Facts) -> Result<Conversion, CliError> {
@@ -217,7 +242,7 @@ impl Conversion {
     fn as_shell(&self, line: &ShellWords) -> String {
         let notes = self.notes.iter().map(|note| format!("# note: {}\n", note.replace('\n', " ")));
         let assigned = |(name, value): &(String, Option<String>)| {
-            Some(format!("{name}={}", value.as_ref().map(|value| line.quote(value))?))
+            Some(format!("{name}={}", line.quote_value(value.as_ref()?)))
         };
         let mut words: Vec<String> = self.assignments.iter().filter_map(assigned).collect();
         words.extend(self.prefix.iter().map(|word| line.quote(word)));

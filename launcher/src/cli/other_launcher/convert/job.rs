@@ -8,6 +8,8 @@ use crate::cli::error::CliError;
 pub(super) const HEAD_NODE: &str = "$HEAD_NODE";
 /// Stands for a number of nodes that the line does not say.
 pub(super) const NODES: &str = "$NODES";
+/// The number of nodes of Slurm's allocation.
+pub(super) const ALLOCATED_NODES: &str = "$SLURM_NNODES";
 /// Stands for the place of a node among the nodes.
 pub(super) const NODE_RANK: &str = "$NODE_RANK";
 /// The port of `--rdzv-endpoint`, c10d's own.
@@ -80,7 +82,11 @@ impl Job {
             }
         };
         if let Some(SeveralNodes { count, hosts }) = nodes {
-            count.split(':').try_for_each(|count| check_number(count, launcher, "nodes"))?;
+            // A variable may have a `:` of its own: `${N:-2}`.
+            let is_range = !count.contains('$');
+            count
+                .split(|letter| is_range && letter == ':')
+                .try_for_each(|count| check_number(count, launcher, "nodes"))?;
             let head = hosts.first().map_or(HEAD_NODE, String::as_str);
             let endpoint = format!("{head}:{PORT}");
             words.extend(

@@ -1,6 +1,7 @@
 //! `srun` of Slurm.
 
-use super::job::{Counts, Host, Job};
+use super::job::{ALLOCATED_NODES, Counts, Host, Job};
+use super::nodelist;
 use super::options::Arity::{Glued, None as Flag, One};
 use super::options::Effect::{Lost, Needless, Set};
 use super::options::{Grammar, ReadOptions, Row, Style, last_value};
@@ -124,24 +125,10 @@ pub(super) fn read(words: &[String]) -> Result<Job, CliError> {
     }
     let mut job =
         Job { launcher: GRAMMAR.launcher, notes: lost.notes().collect(), program, ..Job::default() };
-    let nodes = last_value(&settings, &SrunOption::Nodes).map(|nodes| nodes.replace('-', ":"));
-    let list = last_value(&settings, &SrunOption::NodeList).unwrap_or_default();
-    // `node[1-4]` is left to Slurm.
-    let names = list.split(',').filter(|name| !name.is_empty() && !list.contains('['));
-    let mut counts = Counts {
-        total: last_value(&settings, &SrunOption::Total),
-        per_node: last_value(&settings, &SrunOption::PerNode),
-        nodes: nodes.clone(),
-        hosts: names.map(|name| Host { name: name.to_owned(), slots: None }).collect(),
-        is_by_node: false,
-    };
-    if counts.total.is_none() && counts.per_node.is_none() {
-        // `-N 2` alone starts a task on each node.
-        counts.per_node = nodes.map(|_| "1".to_owned());
-    }
-    if counts.total.is_none() && counts.per_node.is_none() {
-        job.notes.push("the number of tasks is the allocation's: give it as `--nproc-per-node`, if it is not one per accelerator".to_owned());
-    }
+    let value = |setting| last_value(&settings, &setting);
+    let mut counts =
+        Counts { total: value(SrunOption::Total), per_node: value(SrunOption::PerNode), ..Counts::default() };
+    set_nodes(value(SrunOption::Nodes), value(SrunOption::NodeList), &mut counts, &mut job);
     let has_limit =
         last_value(&settings, &SrunOption::TimeLimit).is_some_and(|limit| time_limit(&limit).is_some());
     for (setting, values) in settings {
@@ -150,6 +137,51 @@ pub(super) fn read(words: &[String]) -> Result<Job, CliError> {
     job.place(counts);
     job.note_mpi();
     Ok(job)
+}
+
+/// How many nodes there are, and their names.
+fn set_nodes(nodes: Option<String>, list: Option<String>, counts: &mut Counts, job: &mut Job) {
+    let number = |text: &Option<String>| text.as_ref()?.parse::<usize>().ok();
+    let is_fixed = counts.total.is_some();
+    counts.nodes = nodes.map(|nodes| match nodes.split_once('-').filter(|_| !nodes.contains('$')) {
+        // A job that grows and shrinks has no fixed number of workers.
+        Some((_, most)) if is_fixed => {
+            job.notes.push(format!("`-N {nodes}` beside a number of tasks: this line takes {most} nodes"));
+            most.to_owned()
+        }
+        Some((least, most)) => format!("{least}:{most}"),
+        None => nodes,
+    });
+    // Beside both, Slurm takes the number for a node as a maximum.
+    if number(&counts.total).and(number(&counts.nodes)).is_some() {
+        counts.per_node = None;
+    }
+    if counts.total.is_none() && counts.per_node.is_none() {
+        // `-N 2` alone starts a task on each node.
+        counts.per_node = counts.nodes.as_ref().map(|_| "1".to_owned());
+        if counts.per_node.is_none() {
+            job.notes.push("the number of tasks is the allocation's: give it as `--nproc-per-node`, if it is not one per accelerator".to_owned());
+        }
+    }
+    let mut names = list.as_deref().and_then(nodelist::expand).unwrap_or_default();
+    if let Some(count) = number(&counts.nodes) {
+        names.truncate(count);
+        // The list may name a part of the nodes.
+        if names.len() < count {
+            names.clear();
+        }
+    }
+    counts.hosts = names.into_iter().map(|name| Host { name, slots: None }).collect();
+    let is_known = counts.nodes.is_some()
+        || !counts.hosts.is_empty()
+        || number(&counts.total).and(number(&counts.per_node)).is_some();
+    if !is_known && (list.is_some() || counts.per_node.is_some()) {
+        counts.nodes = Some(ALLOCATED_NODES.to_owned());
+        job.notes.push(
+            "the number of nodes is the allocation's: Slurm sets SLURM_NNODES in it, elsewhere set it yourself"
+                .to_owned(),
+        );
+    }
 }
 
 /// A setting that is an option of rankrun or a variable.

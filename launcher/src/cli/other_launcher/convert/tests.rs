@@ -1,12 +1,27 @@
-use rankrun_core::device::{Machine, fake};
+use rankrun_core::device::{CpuLayout, Machine, NumaNode, fake};
 use rankrun_core::facts::fake::FakeWorld;
 
 use super::*;
 use crate::cli::{Command, interpret};
 
 mod command_lines;
+mod quotes;
+mod slurm;
 mod split;
 mod translated;
+
+/// As `accelerate config` writes it.
+const FSDP: &[u8] = b"compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+";
 
 fn facts(environment: &[(&str, &str)]) -> Facts {
     facts_with(fake::cuda(8), environment)
@@ -18,33 +33,40 @@ fn facts_without_device() -> Facts {
 }
 
 fn facts_with(machine: Machine, environment: &[(&str, &str)]) -> Facts {
-    let scripts = ["train.py", "main.py", "examples/run.py", "tools/train.py", "src/train.py", "pretrain.py"];
+    let nodes = vec![NumaNode { id: 0, cpus: (0..64).collect() }];
+    let machine = Machine { cpus: Some(CpuLayout { nodes, cpus: Vec::new() }), ..machine };
+    let scripts =
+        ["train.py", "main.py", "examples/run.py", "tools/train.py", "src/train.py", "pretrain.py", "run"];
     let world =
         FakeWorld::default().machine(machine).cpus(64).file("/job/hosts", b"# two\nn1 slots=4\nn2:4\n");
     let world = world.file("/job/one", b"localhost slots=4\n");
+    let world = world.file("/job/configs/fsdp.yaml", FSDP);
     let world =
         scripts.iter().fold(world, |world, script| world.file(&format!("/job/{script}"), b"import torch"));
     let programs = ["python", "python3.11", "bash", "lammps"];
     let world = programs.iter().fold(world, |world, name| world.program(&format!("/usr/bin/{name}")));
     let mut environment = environment.to_vec();
     environment.push(("PATH", "/usr/bin"));
-    let world = world.program("/job/train").program("/job/build/perf");
+    let world = ["train", "lammps", "build/perf"]
+        .iter()
+        .fold(world, |world, name| world.program(&format!("/job/{name}")));
     world.program("/opt/venv/bin/python").facts(&environment)
 }
 
 fn converted(line: &str) -> Result<(Conversion, ShellWords), CliError> {
-    let shell = read_words(&[line.into()])?;
-    let converted = convert(&shell, &facts(&[]));
+    let mut shell = read_words(&[line.into()])?;
+    let converted = convert(&mut shell, &facts(&[]));
     let text = |converted: &Result<Conversion, CliError>| match converted {
         Ok(conversion) => conversion.as_shell(&shell),
         Err(error) => error.render(),
     };
-    assert_eq!(text(&convert(&shell, &facts_without_device())), text(&converted), "{line}");
+    assert_eq!(text(&convert(&mut shell.clone(), &facts_without_device())), text(&converted), "{line}");
     Ok((converted?, shell))
 }
 
-/// The command without its notes, on one line.
+/// The command without its notes, on one line. rankrun accepts it.
 fn command_of(line: &str) -> String {
+    workers_of(line);
     let (conversion, shell) = converted(line).unwrap_or_else(|error| panic!("{line}: {}", error.render()));
     let text = Conversion { notes: Vec::new(), ..conversion }.as_shell(&shell);
     text.replace(" \\\n    ", " ").trim_end().to_owned()
@@ -57,10 +79,16 @@ fn notes_of(line: &str) -> String {
 /// How many workers a launch of the converted line starts on a node.
 fn workers_of(line: &str) -> u32 {
     let (conversion, shell) = converted(line).unwrap_or_else(|error| panic!("{line}: {}", error.render()));
-    let value = |expansion: &str| match expansion {
-        "$NODES" | "$NNODES" => "2".to_owned(),
-        name if name.contains("PORT") => "29500".to_owned(),
-        name if name.contains("ADDR") || name.contains("HEAD") => "node0".to_owned(),
+    let value = |expansion: &str| match expansion
+        .trim_start_matches(['$', '{'])
+        .split([':', '}'])
+        .next()
+        .unwrap_or_default()
+    {
+        "N" | "NODES" | "NNODES" | "SLURM_NNODES" => "2".to_owned(),
+        "SCRIPT" => "train.py".to_owned(),
+        name if name == "P" || name.contains("PORT") => "29500".to_owned(),
+        name if name == "IP" || name.contains("ADDR") || name.contains("HEAD") => "node0".to_owned(),
         name if name.contains("ARGS") => "--nproc-per-node=8".to_owned(),
         _ => "0".to_owned(),
     };

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rankrun_core::shell::split;
+
 use super::Environment;
 use crate::cli::entrypoint::is_python;
 use crate::cli::error::CliError;
@@ -184,10 +186,8 @@ pub(super) fn launcher_in_quotes(program: &[String]) -> Option<&str> {
 
 /// `NAME=VALUE`
 pub(super) fn assignment(word: &str) -> Option<(String, Option<String>)> {
-    let (name, value) = word.split_once('=')?;
-    let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    let is_name = is_name && !name.is_empty() && !name.as_bytes()[0].is_ascii_digit();
-    is_name.then(|| (name.to_owned(), Some(value.to_owned())))
+    let (name, value) = split::assignment(word)?;
+    Some((name.to_owned(), Some(value.to_owned())))
 }
 
 pub(super) fn file_name(word: &str) -> &str {

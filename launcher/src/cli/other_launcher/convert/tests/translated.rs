@@ -36,7 +36,7 @@ fn devices_of_deepspeed_are_those_of_line() {
 #[test]
 fn variable_that_becomes_one_word_stays() {
     assert_deepspeed(&[
-        ("deepspeed --num_gpus $N train.py", "LOCAL_SIZE=$N", "--nproc-per-node $N"),
+        ("deepspeed --num_gpus $N train.py", "LOCAL_SIZE=\"$N\"", "--nproc-per-node $N"),
         ("deepspeed --num_gpus=${N:-8} train.py", "LOCAL_SIZE=\"${N:-8}\"", "--nproc-per-node \"${N:-8}\""),
     ]);
     let of_accelerate = |line: &str| {
@@ -129,23 +129,31 @@ fn what_accelerate_takes_from_its_machine_is_left_to_shell() {
         found.join(" ")
     };
     for (line, threads) in [
-        ("accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=\"${OMP_NUM_THREADS:-1}\""),
-        ("OMP_NUM_THREADS=$N accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=\"$N\""),
-        ("OMP_NUM_THREADS=4 accelerate launch --multi_gpu --num_processes 2 t.py", "OMP_NUM_THREADS=4"),
         (
-            "accelerate launch --multi_gpu --num_processes 2 --num_cpu_threads_per_process 1 t.py",
+            "accelerate launch --multi_gpu --num_processes 2 train.py",
+            "OMP_NUM_THREADS=\"${OMP_NUM_THREADS:-1}\"",
+        ),
+        (
+            "OMP_NUM_THREADS=$N accelerate launch --multi_gpu --num_processes 2 train.py",
+            "OMP_NUM_THREADS=\"$N\"",
+        ),
+        ("OMP_NUM_THREADS=4 accelerate launch --multi_gpu --num_processes 2 train.py", "OMP_NUM_THREADS=4"),
+        (
+            "accelerate launch --multi_gpu --num_processes 2 --num_cpu_threads_per_process 1 train.py",
             "OMP_NUM_THREADS=1",
         ),
     ] {
         assert_eq!(of(line, "OMP_NUM_THREADS"), threads, "{line}");
     }
-    let path = of("accelerate launch --use_deepspeed --num_processes 2 t.py", "PYTHONPATH");
+    let path = of("accelerate launch --use_deepspeed --num_processes 2 train.py", "PYTHONPATH");
     assert_eq!(path, "PYTHONPATH=\"${PYTHONPATH:+$PYTHONPATH:}${PWD}\"");
 }
 
 #[test]
 fn several_hosts_of_deepspeed_are_refused() {
-    for line in ["deepspeed --hostfile=nowhere --no_ssh --node_rank=0 t.py", "deepspeed --num_nodes 2 t.py"] {
+    for line in
+        ["deepspeed --hostfile=nowhere --no_ssh --node_rank=0 train.py", "deepspeed --num_nodes 2 train.py"]
+    {
         let text = converted(line).map(|(conversion, _)| conversion.words).unwrap_err().render();
         assert!(
             text.contains("one host") && text.contains("`rankrun --nnodes N --node-rank R"),
