@@ -19,10 +19,15 @@ fn invalid_device_list_is_refused() {
         ("GPU-f00", "GPU-f00"),
         ("0000:ff:00.0", "0000:ff:00.0"),
         ("all,1", "all"),
-        ("-0,-1,-2,-3", "leaves no"),
+        ("-0,-1,-2,-3", "no cuda device is left"),
     ] {
         assert_refused(&format!("rankrun --devices={list}"), &machine, &[says]);
     }
+    assert_refused(
+        "RANKRUN_DEVICES=-0-3 rankrun",
+        &machine,
+        &["error: `RANKRUN_DEVICES` is `-0-3`: no cuda device is left"],
+    );
     let outcome =
         launch_from_line("rankrun").args(["--devices", ""]).on(&machine).worker(["print=started"]).run();
     outcome.expect_exit_code(1).expect_stderr("--devices").expect_absent("started");

@@ -164,6 +164,10 @@ fn requested_devices_without_gpu_are_refused() {
     }
     for (variable, message) in [
         ("RANKRUN_DEVICES=0", "error: `RANKRUN_DEVICES` is `0`: there is no "),
+        (
+            "RANKRUN_DEVICES=0 RANKRUN_DEVICE_TYPE=cpu",
+            "error: `RANKRUN_DEVICES` is `0`, and `RANKRUN_DEVICE_TYPE` is `cpu`",
+        ),
         ("RANKRUN_DEVICE_TYPE=cuda", "error: `RANKRUN_DEVICE_TYPE` is `cuda`: there is no cuda device"),
     ] {
         assert_refused(&format!("{variable} rankrun"), &Machine::empty(), &[message, "hint: "]);

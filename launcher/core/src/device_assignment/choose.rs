@@ -10,7 +10,7 @@ use crate::device_assignment::DeviceError;
 use crate::notice::Notice;
 use crate::plain::plain;
 use crate::spec::device_request::WorkerCount;
-use crate::spec::setting::Setting;
+use crate::spec::setting::{Origin, Setting};
 use crate::spec::{CliFlavor, Unhealthy};
 
 impl Assigner<'_> {
@@ -100,21 +100,23 @@ impl Assigner<'_> {
             (
                 WorkerCount::Devices { origin, word, .. },
                 ChoiceError::NoDevices { .. } | ChoiceError::AllHidden { .. },
-            ) if request.devices.is_none() => DeviceError::NoAccelerator {
+            ) if request.devices.is_none() => DeviceError::Setting {
                 origin: origin.clone(),
                 value: word.clone(),
                 torch: self.torch_sentence(word),
                 error: Box::new(error),
             },
-            (_, ChoiceError::NoDevices { .. }) => match devices.or_else(by_type) {
-                Some((origin, value)) => DeviceError::NoAccelerator {
-                    origin: origin.clone(),
-                    value,
-                    torch: None,
-                    error: Box::new(error),
+            (_, ChoiceError::NoDevices { .. }) => setting_error(devices.or_else(by_type), error),
+            (_, ChoiceError::NotForCpus) => match (&request.devices, &request.device_type) {
+                (Some(devices), Some(kind)) => DeviceError::Contradiction {
+                    one: devices.origin.clone(),
+                    value: devices.value.0.clone(),
+                    other: kind.origin.clone(),
+                    other_value: kind.value.to_string(),
                 },
-                None => DeviceError::Choice(error),
+                _ => DeviceError::Choice(error),
             },
+            (_, about_list) if about_list.is_about_list() => setting_error(devices, error),
             _ => match (&request.order, error) {
                 (Some(Setting { origin, .. }), ChoiceError::Order { order, error }) => {
                     DeviceError::Order { origin: origin.clone(), order, error }
@@ -155,4 +157,14 @@ fn dead_devices(machine: &Machine, uid: u32) -> Vec<(usize, String)> {
 fn find_kind(kinds: &[DeviceType], machine: &Machine) -> Option<DeviceType> {
     let exists = |kind: &&DeviceType| machine.accelerators.iter().any(|found| found.kind == **kind);
     kinds.iter().find(exists).or_else(|| kinds.first()).copied()
+}
+
+/// With the setting in front, if one asks for these devices.
+fn setting_error(setting: Option<(&Origin, String)>, error: ChoiceError) -> DeviceError {
+    match setting {
+        Some((origin, value)) => {
+            DeviceError::Setting { origin: origin.clone(), value, torch: None, error: Box::new(error) }
+        }
+        None => DeviceError::Choice(error),
+    }
 }

@@ -44,12 +44,12 @@ pub enum DeviceError {
         /// Why the machine has no such order.
         error: OrderError,
     },
-    /// Accelerators are to be counted, and there is none.
-    #[error("{}{origin} is `{value}`: {error}", torchs(*torch))]
-    NoAccelerator {
-        /// The option or variable that asks for the count.
+    /// A setting asks for devices that are not there, or not clear.
+    #[error("{}{origin} is `{}`: {error}", torchs(*torch), display_value(value))]
+    Setting {
+        /// The setting that asks for devices or counts them.
         origin: Origin,
-        /// What is counted.
+        /// Its value.
         value: String,
         /// What torch says then, under its name.
         torch: Option<&'static str>,
@@ -156,7 +156,7 @@ impl DeviceError {
             Self::Advised { hint, .. } => hint.clone(),
             Self::Selector { error, .. } => error.hint(),
             Self::Choice(error) => choice_hint(error),
-            Self::NoAccelerator { error, .. } => choice_hint(error),
+            Self::Setting { error, .. } => choice_hint(error),
             Self::Order { .. } => ORDER_HINT.to_owned(),
             Self::Contradiction { .. } => "drop one of them".to_owned(),
             Self::Trouble { trouble: ProbeProblem { what: ProbeProblemKind::Hung(_), .. } } => {

@@ -13,10 +13,8 @@ pub const ORDER_HINT: &str = "`--device-order pci` or `as-listed` need nothing b
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// An index that is not there.
-    #[error("`--devices {entry}`: no {kind} device has the index {index}{}{}", counted_within(*.within), listed(.available))]
+    #[error("no {kind} device has the index {index}{}{}", counted_within(*.within), listed(.available))]
     NoSuchIndex {
-        /// The entry as it was written.
-        entry: String,
         /// The index in it that is not there.
         index: u32,
         /// The device type that the request is about.
@@ -27,7 +25,7 @@ pub enum ChoiceError {
         available: Vec<String>,
     },
     /// A UUID, PCI address or MIG id that is not there.
-    #[error("`--devices {entry}`: no {kind} device of this machine has this name{}", listed(.available))]
+    #[error("no {kind} device of this machine has the name `{entry}`{}", listed(.available))]
     NoSuchDevice {
         /// The entry as it was written.
         entry: String,
@@ -37,10 +35,8 @@ pub enum ChoiceError {
         available: Vec<String>,
     },
     /// A device that an inherited variable hides.
-    #[error("`--devices {entry}`: {device} is hidden by `{variable}={}`{}", .value.to_string_lossy(), listed(.available))]
+    #[error("{device} is hidden by `{variable}={}`{}", .value.to_string_lossy(), listed(.available))]
     Hidden {
-        /// The entry as it was written.
-        entry: String,
         /// The device that the entry names.
         device: String,
         /// The name of the inherited variable.
@@ -51,7 +47,7 @@ pub enum ChoiceError {
         available: Vec<String>,
     },
     /// The beginning of a UUID that fits several devices.
-    #[error("`--devices {entry}` fits {} devices{}", .fits.len(), listed(.fits))]
+    #[error("`{entry}` fits {} devices{}", .fits.len(), listed(.fits))]
     Ambiguous {
         /// The entry as it was written.
         entry: String,
@@ -59,7 +55,7 @@ pub enum ChoiceError {
         fits: Vec<String>,
     },
     /// A card in MIG mode, which programs do not see.
-    #[error("`--devices {entry}`: {device} is in MIG mode, and its instances are the devices{}", listed(.instances))]
+    #[error("{device} is in MIG mode, and its instances are the devices{}", listed(.instances))]
     InMigMode {
         /// The entry as it was written.
         entry: String,
@@ -69,7 +65,7 @@ pub enum ChoiceError {
         instances: Vec<String>,
     },
     /// A device that is named twice.
-    #[error("`--devices {entry}` names {device} again")]
+    #[error("`{entry}` names {device} again")]
     Repeated {
         /// The entry that names it again.
         entry: String,
@@ -77,7 +73,7 @@ pub enum ChoiceError {
         device: String,
     },
     /// An exclusion of a device that is not in the list.
-    #[error("`--devices`: `{entry}` leaves out {device}, which the list before it does not have")]
+    #[error("`{entry}` leaves out {device}, which the list before it does not have")]
     ExcludesNothing {
         /// The entry as it was written.
         entry: String,
@@ -85,10 +81,8 @@ pub enum ChoiceError {
         device: String,
     },
     /// No device is left of the requested ones.
-    #[error("`--devices {selector}` leaves no {kind} device{}", listed(.because))]
+    #[error("no {kind} device is left{}", listed(.because))]
     NothingLeft {
-        /// The value of `--devices` as it was written.
-        selector: String,
         /// The device type that the request is about.
         kind: DeviceType,
         /// Why, one line for each device.
@@ -123,9 +117,7 @@ pub enum ChoiceError {
         available: Vec<String>,
     },
     /// A list with devices of several vendors.
-    #[error(
-        "`--devices` mixes vendors: `{first}` is a {first_kind} device and `{second}` a {second_kind} device"
-    )]
+    #[error("`{first}` is a {first_kind} device and `{second}` a {second_kind} device")]
     MixedVendors {
         /// The first entry of the list.
         first: String,
@@ -137,11 +129,8 @@ pub enum ChoiceError {
         second_kind: DeviceType,
     },
     /// CPUs are not chosen by `--devices`.
-    #[error("`--devices {selector}` chooses accelerators, and `--device-type cpu` asks for none")]
-    NotForCpus {
-        /// The value of `--devices` as it was written.
-        selector: String,
-    },
+    #[error("accelerators cannot be chosen where the device type is `cpu`")]
+    NotForCpus,
     /// A device that the health check found dead.
     #[error("{device} is unhealthy: {because}")]
     Unhealthy {
@@ -195,6 +184,23 @@ pub enum ChoiceError {
 }
 
 impl ChoiceError {
+    /// Whether the list of devices is at fault, so that the text needs the list in front.
+    #[must_use]
+    pub const fn is_about_list(&self) -> bool {
+        matches!(
+            self,
+            Self::NoSuchIndex { .. }
+                | Self::NoSuchDevice { .. }
+                | Self::Hidden { .. }
+                | Self::Ambiguous { .. }
+                | Self::InMigMode { .. }
+                | Self::Repeated { .. }
+                | Self::ExcludesNothing { .. }
+                | Self::NothingLeft { .. }
+                | Self::MixedVendors { .. }
+        )
+    }
+
     /// Advice for the user, one line.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
@@ -229,7 +235,7 @@ impl ChoiceError {
             Self::MixedVendors { first_kind, .. } => {
                 format!("choose one type, such as `--device-type {first_kind}`, and its devices alone")
             }
-            Self::NotForCpus { .. } => "leave one of the two away".to_owned(),
+            Self::NotForCpus => "leave one of the two away".to_owned(),
             Self::Lost { index: Some(index), .. } => {
                 format!(
                     "`--exclude-unhealthy` goes on without it, and so does `-{index}` at the end of `--devices`"

@@ -13,9 +13,7 @@ pub(super) fn pick(question: &ChoiceInput<'_>) -> Result<DeviceType, ChoiceError
         (_, Some(Selector::None)) | (Some(DeviceType::Cpu), None | Some(Selector::All)) => {
             Ok(DeviceType::Cpu)
         }
-        (Some(DeviceType::Cpu), Some(selector)) => {
-            Err(ChoiceError::NotForCpus { selector: selector.to_string() })
-        }
+        (Some(DeviceType::Cpu), Some(_)) => Err(ChoiceError::NotForCpus),
         (Some(kind), _) if present(machine).contains(&kind) => Ok(kind),
         (Some(kind), _) => Err(no_devices(machine, Some(kind))),
         (None, selector) => default_target(question, selector.as_ref()),

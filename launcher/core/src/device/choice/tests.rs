@@ -135,7 +135,7 @@ fn idle_selector_excludes_used_devices() {
         "GPU 2 NVIDIA H100 (0000:30:00.0): 30720 MiB of its memory are in use".to_owned(),
         "GPU 4 NVIDIA H100 (0000:50:00.0): nothing is known about its use".to_owned(),
     ];
-    let error = ChoiceError::NothingLeft { selector: "idle".into(), kind: DeviceType::Cuda, because: reason };
+    let error = ChoiceError::NothingLeft { kind: DeviceType::Cuda, because: reason };
     assert_eq!(idle(&machine), Err(error));
 }
 

@@ -31,8 +31,7 @@ impl DeviceChoice {
             Selector::List(entries) => SelectorResolver { visible: self, machine }.list(entries)?,
         };
         if picked.is_empty() {
-            let selector = selector.to_string();
-            return Err(ChoiceError::NothingLeft { selector, kind: self.kind, because: reason });
+            return Err(ChoiceError::NothingLeft { kind: self.kind, because: reason });
         }
         Ok(picked)
     }
@@ -138,7 +137,6 @@ impl SelectorResolver<'_> {
         found.ok_or_else(|| match self.card_in_mig_mode(&SelectorEntry::Index(index)) {
             Some((card, instances)) => in_mig_mode(text, card, &instances),
             None => ChoiceError::NoSuchIndex {
-                entry: text.to_owned(),
                 index,
                 kind: self.visible.kind,
                 within: self.visible.list_variable(),
@@ -152,7 +150,6 @@ impl SelectorResolver<'_> {
         if let Some((card, instances)) = self.card_in_mig_mode(name) {
             return in_mig_mode(text, card, &instances);
         }
-        let entry = text.to_owned();
         let is = |at: &usize| {
             let device = &self.machine.accelerators[*at];
             device.kind == self.visible.kind && names(name, device)
@@ -160,15 +157,16 @@ impl SelectorResolver<'_> {
         let hidden = (0..self.machine.accelerators.len()).find(is);
         match (hidden, &self.visible.variable) {
             (Some(at), Some((variable, value))) => ChoiceError::Hidden {
-                entry,
                 device: label(&self.machine.accelerators[at]),
                 variable,
                 value: value.clone(),
                 available: self.visible.lines(),
             },
-            _ => {
-                ChoiceError::NoSuchDevice { entry, kind: self.visible.kind, available: self.visible.lines() }
-            }
+            _ => ChoiceError::NoSuchDevice {
+                entry: text.to_owned(),
+                kind: self.visible.kind,
+                available: self.visible.lines(),
+            },
         }
     }
 
