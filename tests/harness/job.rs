@@ -221,7 +221,7 @@ impl Job {
     pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
         while !holds() {
             assert!(Instant::now() < self.ends, "never: {what}\n{self}");
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -238,7 +238,7 @@ impl Job {
                 return Some(child);
             }
             assert!(Instant::now() < self.ends, "process {} has no child\n{self}", parent.pid);
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
         None
     }

@@ -114,7 +114,7 @@ fn of_type<T: Oracle>(values: Values, groups: &mut [Group]) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test is told here how much to do")]
-fn is_soak() -> bool {
+pub(crate) fn is_soak() -> bool {
     std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
 }
 

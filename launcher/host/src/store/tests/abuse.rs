@@ -101,7 +101,7 @@ fn replaced_values_in_unread_answers_are_limited() {
     let round = |number: u8| vec![number; 8 * 1024 * 1024];
     let requests = |number| [Request::Set { key: b"k".to_vec(), value: round(number) }, get("k")];
     // Every answer holds a value that the next request replaces: the server holds all the bytes that it takes.
-    let bytes: Vec<u8> = (0..24).flat_map(|number| encode(&requests(number))).collect();
+    let bytes: Vec<u8> = (0..24).map(|number| encode(&requests(number))).collect::<Vec<_>>().concat();
     greedy.stream.set_nonblocking(true).unwrap();
     let mut written = 0;
     while is_writable(&greedy) {

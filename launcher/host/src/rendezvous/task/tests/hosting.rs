@@ -59,7 +59,7 @@ fn stopping_store_host_notifies_only_peers_at_once() {
     assert!(host.rendezvous.receive().is_none());
     // The lease ends when the store has acknowledged the stop, which the other node may read before.
     while host.rendezvous.lease_deadlines().is_some() {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
     host.leave("its time limit is over");
 }
