@@ -30,6 +30,7 @@ fn assert_kill_leaves_nothing(kill: &str) {
     let script = format!("rounds={rounds} kill='{kill}'; {ROUNDS}");
     let container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", &script, "sh"];
     let launch = Launch::standalone(Name::Rankrun, 1).under(container);
+    let launch = if is_soak() { launch.limit(Duration::from_secs(600)) } else { launch };
     let outcome = launch.shell("setsid --fork sleep 1111; echo ready; exec sleep 2222").run();
     outcome.expect_exit_code(0).expect_stdout(&format!("rounds={rounds} left=0\n"));
     if is_soak() {
