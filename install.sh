@@ -36,8 +36,10 @@ system=$(uname -s) machine=$(uname -m)
 [ "$machine" != arm64 ] || machine=aarch64
 case $system-$machine in
     Linux-x86_64 | Linux-aarch64) ;;
-    *) fail "there is no rankrun for $system on $machine: it needs Linux on x86_64 or aarch64" \
-        'the worker runtime builds there as a world of one rank: `cargo add rankrun-worker`' ;;
+    Linux-*) fail "there is no rankrun for $machine: its archives are for x86_64 and aarch64" \
+        'build it from a checkout: `cargo install --locked --path launcher`' ;;
+    *) fail "rankrun runs on Linux, and this system is $system" \
+        'run it in a Linux container or virtual machine; its `install.sh` and wheel go there' ;;
 esac
 if ldd --version 2>&1 | grep -qi musl; then
     fail 'this system has the C library musl, and rankrun needs glibc 2.17 or later' \

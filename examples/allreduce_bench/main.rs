@@ -16,7 +16,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use rankrun_examples::console;
+use rankrun_examples::console::{self, OutputError};
 use rankrun_worker::cuda::CudaError;
 use rankrun_worker::process_group::{Backend, BackendChoice};
 use rankrun_worker::{Device, GroupError, Rank, ReduceOp, WorkerContext};
@@ -172,8 +172,8 @@ enum BenchError {
         "the backend `nccl` needs a CUDA device, and the launcher gives this worker `{device}`; start it with `--device-type cuda`"
     )]
     NotCuda { device: Device },
-    #[error("cannot write to standard output")]
-    Output(#[source] io::Error),
+    #[error(transparent)]
+    Output(#[from] OutputError),
     #[error("`--min {min}` is more than `--max {max}`")]
     Sizes { min: Size, max: Size },
     #[error("this machine has not enough memory for `--max {max}`; choose a smaller one")]
@@ -228,7 +228,7 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
         }
         Some(first) if is_root => {
             let lines = table::comparison(options.style(), (first.backend, backend), (&first.rows, &rows));
-            lines.iter().try_for_each(|line| console::line(line)).map_err(BenchError::Output)
+            Ok(lines.iter().try_for_each(|line| console::line(line))?)
         }
         _ => Ok(()),
     }
@@ -246,7 +246,7 @@ fn check_memory(max: Size) -> Result<(), BenchError> {
 /// Measures all sizes, and prints them on rank 0.
 fn run(options: &Options, ranks: &mut Ranks) -> Result<Vec<Row>, BenchError> {
     let is_root = ranks.group.rank() == ROOT;
-    let print = |text: &str| if is_root { console::line(text).map_err(BenchError::Output) } else { Ok(()) };
+    let print = |text: &str| if is_root { console::line(text) } else { Ok(()) };
     let style = options.style();
     for line in table::head(style, ranks.group.backend(), ranks.group.world_size().get()) {
         print(&line)?;

@@ -4,12 +4,13 @@
 //! `forward` splits a batch along its rows, as torch's `chunk`. Each replica computes its part on a thread of its own, and the
 //! outputs are gathered. Under a launcher rank 0 first scatters the batch over the workers, and gathers their outputs.
 #![expect(unsafe_code, reason = "declares the kernels of `linear.cu`")]
-#![expect(clippy::print_stdout, reason = "prints what the devices compute")]
 
 use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, value_parser};
+use rankrun_examples::console::{self, OutputError};
+use rankrun_examples::random::random_numbers;
 use rankrun_worker::cuda::{CudaDevice, CudaError, CudaSlice, Kernel, Slice, SliceMut, worker_devices};
 use rankrun_worker::data_parallel::{Batch, DataParallel, Device, DeviceIds, Replica, Rows, chunks};
 use rankrun_worker::{GroupOptions, Rank, WorkerContext};
@@ -72,9 +73,9 @@ fn demonstrate(options: &Options, context: &WorkerContext) -> Result<(), Box<dyn
     }
     let mut model =
         DataParallel::new(devices, |device| Model::new([features, outputs], device, context.rank()))?;
-    let (count, kind) = (model.devices().len() * workers, model.devices()[0].kind());
+    let (count, is_cuda) = (model.devices().len() * workers, model.devices()[0].kind() == "cuda");
     if is_root && count > 1 {
-        println!("Let's use {count} {}!", if kind == "cuda" { "GPUs" } else { "CPU devices" });
+        console::line(&format!("Let's use {count} {}!", if is_cuda { "GPUs" } else { "CPU devices" }))?;
     }
 
     // All replicas begin with the parameters of rank 0: numbers within one over the root of the features, as in torch.
@@ -99,20 +100,22 @@ fn demonstrate(options: &Options, context: &WorkerContext) -> Result<(), Box<dyn
         let output = if part.rows() > 0 { model.forward(&part)? } else { Rows::new(outputs, Vec::new())? };
         if let Some(gathered) = group.gather(output.values(), &counts(outputs), ROOT)? {
             let output = Rows::new(outputs, gathered)?;
-            println!("Outside: input size {batch}, output size {output}");
+            console::line(&format!("Outside: input size {batch}, output size {output}"))?;
             if options.print_outputs {
-                output.iter().for_each(|row| println!("{row:?}"));
+                output.iter().try_for_each(|row| console::line(&format!("{row:?}")))?;
             }
         }
     }
     Ok(())
 }
 
-/// Numbers between -1 and 1, from a linear congruential generator.
-fn random_numbers(seed: u64) -> impl Iterator<Item = f32> {
-    let next =
-        |state: &u64| Some(state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F));
-    std::iter::successors(next(&seed), next).map(|state| (state >> 40) as f32 / (1 << 23) as f32 - 1.0)
+/// Why a replica has no output.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+enum ModelError {
+    Device(#[from] CudaError),
+    Rows(#[from] rankrun_worker::data_parallel::UnevenRows),
+    Console(#[from] OutputError),
 }
 
 /// A replica: a linear layer on one device. It says what it is given.
@@ -132,7 +135,7 @@ enum Layer {
 type Forward = (SliceMut<f32>, Slice<f32>, Slice<f32>);
 
 impl Model {
-    fn new([features, outputs]: [usize; 2], device: &Device, rank: Rank) -> Result<Self, CudaError> {
+    fn new([features, outputs]: [usize; 2], device: &Device, rank: Rank) -> Result<Self, ModelError> {
         let place = format!("rank {rank}, device {device}, pid {}", std::process::id());
         let parameters = vec![0.0; (features + 1) * outputs];
         let layer = if let Device::Cuda(ordinal) = device {
@@ -153,16 +156,16 @@ impl Replica for Model {
     type Input = Rows<f32>;
     type Output = Rows<f32>;
     type Parameters = Vec<f32>;
-    type Error = CudaError;
+    type Error = ModelError;
 
-    fn parameters(&self) -> Result<Vec<f32>, CudaError> {
-        match &self.layer {
-            Layer::Cpu { parameters } => Ok(parameters.clone()),
-            Layer::Cuda { device, parameters, .. } => device.read_all(parameters),
-        }
+    fn parameters(&self) -> Result<Vec<f32>, ModelError> {
+        Ok(match &self.layer {
+            Layer::Cpu { parameters } => parameters.clone(),
+            Layer::Cuda { device, parameters, .. } => device.read_all(parameters)?,
+        })
     }
 
-    fn set_parameters(&mut self, new: &Vec<f32>) -> Result<(), CudaError> {
+    fn set_parameters(&mut self, new: &Vec<f32>) -> Result<(), ModelError> {
         match &mut self.layer {
             Layer::Cpu { parameters } => parameters.copy_from_slice(new),
             Layer::Cuda { device, parameters, .. } => device.write(new, parameters)?,
@@ -170,7 +173,7 @@ impl Replica for Model {
         Ok(())
     }
 
-    fn forward(&mut self, input: Rows<f32>) -> Result<Rows<f32>, CudaError> {
+    fn forward(&mut self, input: Rows<f32>) -> Result<Rows<f32>, ModelError> {
         let output = match &self.layer {
             Layer::Cpu { parameters } => {
                 let (weights, biases) = parameters.split_at(input.columns() * self.outputs);
@@ -190,8 +193,8 @@ impl Replica for Model {
                 device.read_all(&sums)?
             }
         };
-        let output = Rows::new(self.outputs, output).expect("a row has outputs");
-        println!("In Model: input size {input}, output size {output} ({})", self.place);
+        let output = Rows::new(self.outputs, output)?;
+        console::line(&format!("In Model: input size {input}, output size {output} ({})", self.place))?;
         Ok(output)
     }
 }

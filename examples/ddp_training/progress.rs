@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rankrun_examples::console;
+use rankrun_examples::console::{self, OutputError};
 
 /// Prints steps.
 pub(crate) struct Progress {
@@ -34,7 +34,7 @@ impl Progress {
     }
 
     /// Notes a step; prints a line if there is an accuracy.
-    pub(crate) fn step(&self, step: u64, loss: f64, accuracy: Option<f64>) -> io::Result<()> {
+    pub(crate) fn step(&self, step: u64, loss: f64, accuracy: Option<f64>) -> Result<(), OutputError> {
         let rate = rate(step - self.first, self.begun.elapsed().as_secs_f64());
         if let Some(bar) = &self.bar {
             bar.set_position(step);

@@ -1,6 +1,13 @@
-//! Random numbers from a seed: SplitMix64, the same on every machine.
+//! Random numbers from a seed, the same on every machine.
 
-/// A stream of random numbers.
+/// Numbers between -1 and 1, from a linear congruential generator, which is as short in any language.
+pub fn random_numbers(seed: u64) -> impl Iterator<Item = f32> {
+    let next =
+        |state: &u64| Some(state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F));
+    std::iter::successors(next(&seed), next).map(|state| (state >> 40) as f32 / (1 << 23) as f32 - 1.0)
+}
+
+/// A stream of random numbers: SplitMix64.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 

@@ -5,8 +5,8 @@
 mod support;
 
 use std::fs;
-use std::io::Read;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 
 use support::{Folder, run_and_capture};
 
@@ -150,6 +150,50 @@ fn gpu_outputs_equal_cpu_outputs_with_two_replicas() {
 fn replicas_share_first_device() {
     let (_, text, _) = data_parallel(&["--rows", "30", "--device-ids", "cpu:5", "--replicas", "2"]);
     assert_eq!(text.matches("output size [15, 2] (rank 0, device cpu:5, pid ").count(), 2, "{text}");
+}
+
+/// Exit status, what a reader gets that goes away after the first line, and standard error.
+fn read_one_line(program: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let (reader, writer) = std::io::pipe().expect("there are pipes");
+    let mut command = Command::new(program);
+    command.args(args).env_clear().stdout(writer).stderr(Stdio::piped());
+    let child = command.spawn().expect("the example is built");
+    // Without the writing end here, an end without a line is seen.
+    drop(command);
+    let mut first = String::new();
+    BufReader::new(reader).read_line(&mut first).expect("it is text");
+    let output = child.wait_with_output().expect("it is ours");
+    (output.status.code(), first, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn closed_pipe_is_a_clean_end() {
+    for (program, args) in [
+        (env!("CARGO_BIN_EXE_data_parallel"), &["--rows", "20000", "--print-outputs"][..]),
+        (env!("CARGO_BIN_EXE_ddp_training"), &["--print-every", "1"]),
+        (env!("CARGO_BIN_EXE_allreduce_bench"), &["--max", "64K"]),
+    ] {
+        let (code, first, stderr) = read_one_line(program, args);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{program}");
+        assert!(first.ends_with('\n'), "{program}: {first:?}");
+    }
+}
+
+#[test]
+fn full_disk_is_an_error_of_standard_output() {
+    for (program, args) in [
+        (env!("CARGO_BIN_EXE_data_parallel"), &["--device-ids", "cpu:0"][..]),
+        (env!("CARGO_BIN_EXE_ddp_training"), &[]),
+        (env!("CARGO_BIN_EXE_allreduce_bench"), &["--max", "8"]),
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+        let mut command = Command::new(program);
+        let output = command.args(args).env_clear().stdout(full).output().expect("the example is built");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("cannot write to standard output"), "{stderr}");
+        assert!(stderr.contains("No space left") && !stderr.contains("panic"), "{stderr}");
+    }
 }
 
 #[test]

@@ -15,14 +15,15 @@ use harness::{Launch, Name, checkout, example, is_rankrun};
 use serde_json::Value;
 
 /// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
-const FOREIGN_OPTIONS: [(&str, &str); 14] = [
+const FOREIGN_OPTIONS: [(&str, &str); 15] = [
     ("cargo", "--bench --lib --locked --no-deps --nocapture --path --release --test --workspace"),
     ("install.sh", "--from --prefix"),
     ("all_reduce", "--hosts"),
     ("launcher/wheel", "--profile --target"),
     ("sbatch", "--gpus --gres"),
     ("docker", "--gpus --shm-size"),
-    ("srun", "--ntasks-per-node"),
+    ("srun", "--gpu-bind --kill-on-bad-exit --no-kill --ntasks-per-node --requeue"),
+    ("Open MPI", "--enable-recovery"),
     ("mpirun", "--map-by"),
     ("py-spy", "--pid"),
     ("pip", "--user"),

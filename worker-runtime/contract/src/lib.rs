@@ -5,6 +5,12 @@
 //! launcher, the worker runtime and every test share one meaning of each byte.
 #![warn(missing_docs)]
 
+// Here and not in the crates that need it: they would add a hundred errors of their own.
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "rankrun and its worker runtime run on Linux; on another system, build them in a Linux container or virtual machine"
+);
+
 pub mod device;
 pub mod env;
 pub mod json;
