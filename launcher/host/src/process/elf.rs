@@ -40,12 +40,25 @@ impl<'a> Elf<'a> {
 
     /// The contents of the segments of this type, as far as they are within the first bytes.
     pub(super) fn segments(&self, kind: u64) -> impl Iterator<Item = &'a [u8]> + '_ {
+        let of_kind = self.headers().filter(move |at| self.number(*at, 4) == Some(kind));
+        of_kind.filter_map(|at| self.content(at))
+    }
+
+    /// Whether the rest of the file may have a segment of this type: the segment or its header is not in the first bytes.
+    pub(super) fn may_have_beyond(&self, kind: u64) -> bool {
+        self.headers().any(|at| match self.number(at, 4) {
+            Some(is) => is == kind && self.content(at).is_none(),
+            None => true,
+        })
+    }
+
+    /// The places of the headers of the segments.
+    fn headers(&self) -> impl Iterator<Item = usize> + use<> {
         let count_at = if self.is_64_bit { 56 } else { 44 };
         let table = self.offset(32, 28).unwrap_or(usize::MAX);
         let size = self.number(count_at - 2, 2).unwrap_or_default();
         let count = self.number(count_at, 2).unwrap_or_default();
-        let places = (0..count).filter_map(move |at| table.checked_add(usize::try_from(at * size).ok()?));
-        places.filter(move |at| self.number(*at, 4) == Some(kind)).filter_map(|at| self.content(at))
+        (0..count).filter_map(move |at| table.checked_add(usize::try_from(at * size).ok()?))
     }
 
     /// The content of the segment whose header is at that place.

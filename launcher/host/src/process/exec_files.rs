@@ -7,7 +7,7 @@
 use std::iter::successors;
 use std::path::{Path, PathBuf};
 
-use super::exec_problem::{self, needed_file};
+use super::exec_problem::{self, may_need_unknown_file, needed_file};
 use crate::blocking::CallStep;
 use crate::blocking::local_disk::is_on_local_disk;
 
@@ -30,9 +30,16 @@ pub(crate) fn read_exec_files(program: &Path, step: &CallStep) -> Vec<PathBuf> {
 /// True if the program is on a local disk and needs no other file, or the loader of this launcher alone. No other file is
 /// touched.
 pub(crate) fn is_local_with_own_loader(program: &Path) -> bool {
-    let needed_by = |path: &Path| exec_problem::head(path).and_then(|head| needed_file(&head));
-    is_on_local_disk(program)
-        && needed_by(program).is_none_or(|needed| Some(needed) == needed_by(Path::new("/proc/self/exe")))
+    if !is_on_local_disk(program) {
+        return false;
+    }
+    let Some(head) = exec_problem::head(program) else { return true };
+    match needed_file(&head) {
+        Some(needed) => {
+            exec_problem::head(Path::new("/proc/self/exe")).and_then(|own| needed_file(&own)) == Some(needed)
+        }
+        None => !may_need_unknown_file(&head),
+    }
 }
 
 #[cfg(test)]
@@ -77,6 +84,27 @@ mod tests {
         assert!(!is_local_with_own_loader(&program));
         fs::write(&program, "neither of both").unwrap();
         assert!(is_local_with_own_loader(&program));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// `e_phoff`, and in an `Elf64_Phdr` the type `PT_INTERP` and `p_offset`: elf(5).
+    #[test]
+    fn loader_name_beyond_first_page_is_not_own_loader() {
+        let folder = Path::new("/dev/shm").join(format!("rankrun-far-loader-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let program = folder.join("program");
+        let mut bytes = fs::read("/bin/true").unwrap();
+        let table = usize::from(u16::from_le_bytes(bytes[32..34].try_into().unwrap()));
+        let header = (table..).step_by(56).find(|at| bytes[*at..at + 4] == [3, 0, 0, 0]).unwrap();
+        let end = bytes.len() as u64;
+        bytes.extend(b"/elsewhere/ld.so\0");
+        bytes[header + 8..header + 16].copy_from_slice(&end.to_le_bytes());
+        fs::write(&program, &bytes).unwrap();
+        assert!(!is_local_with_own_loader(&program));
+        // The table of segments itself lies beyond.
+        bytes[32..40].copy_from_slice(&end.to_le_bytes());
+        fs::write(&program, &bytes).unwrap();
+        assert!(!is_local_with_own_loader(&program));
         fs::remove_dir_all(folder).unwrap();
     }
 }

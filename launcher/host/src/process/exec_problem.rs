@@ -222,6 +222,12 @@ pub(crate) fn needed_file(head: &[u8]) -> Option<String> {
     interpreter.or_else(|| loader(&Elf::parse(head)?))
 }
 
+/// Whether the kernel may open a file that [`needed_file`] does not know: patchelf moves the loader's name to the end.
+#[must_use]
+pub(crate) fn may_need_unknown_file(head: &[u8]) -> bool {
+    Elf::parse(head).is_some_and(|elf| elf.may_have_beyond(LOADER))
+}
+
 /// The path of the loader that the program names.
 fn loader(elf: &Elf<'_>) -> Option<String> {
     elf.segments(LOADER).next()?.split(|byte| *byte == 0).next().map(shown)
