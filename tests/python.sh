@@ -1,6 +1,7 @@
 # Sourced by `tests/run`: the Python that has PyTorch, and the frameworks on top of it.
 
-readonly torch_version=2.15.0
+readonly newest_torch=2.15.0
+readonly torch_version=${RANKRUN_TEST_TORCH:-$newest_torch}
 readonly pins=tests/pytorch/frameworks.txt
 
 # A virtual environment cannot be moved, so it is built in place under a lock, and a stamp says that it is complete.
@@ -60,6 +61,9 @@ install_pythons() {
         die "\`$RANKRUN_TEST_PYTHON\` has no PyTorch $torch_version with numpy" \
             "unset RANKRUN_TEST_PYTHON to have one installed"
     fi
+    export RANKRUN_TEST_PYTHON
+    # The frameworks are pinned for the newest.
+    [[ $torch_version == "$newest_torch" ]] || return 0
     [[ -n ${RANKRUN_TEST_FRAMEWORKS:-} ]] || install_frameworks
-    export RANKRUN_TEST_PYTHON RANKRUN_TEST_FRAMEWORKS
+    export RANKRUN_TEST_FRAMEWORKS
 }
