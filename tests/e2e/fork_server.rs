@@ -2,12 +2,14 @@
 
 use harness::{Launch, Name, is_soak};
 
-/// What a process shows of itself but for its memory, times, ids and sockets.
+/// What a process shows of itself but for its memory, times, ids and sockets. The shell that lists its own descriptors has no
+/// pipe of its own then, which it might or might not have closed.
 const SHOW: &str = "\
 show() {
     cat /proc/$1/comm
     readlink /proc/$1/cwd /proc/$1/root
-    for open in /proc/$1/fd/*; do readlink $open; done | grep -E '^(/|pipe)' | tr -d 0-9 | sort
+    for open in /proc/$1/fd/*; do readlink $open; done > $TMPDIR/open
+    grep -E '^(/|pipe)' $TMPDIR/open | tr -d 0-9 | sort
     grep -E '^(Umask|Groups|ShdPnd|Sig|Cap|No|Seccomp|Cpus|Mems)' /proc/$1/status | grep -v SigQ
     cat /proc/$1/limits /proc/$1/oom_score_adj /proc/$1/cgroup
     ps -o ni=,tty= -p $1
