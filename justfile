@@ -28,14 +28,14 @@ wheel:
 ci:
     .ci/run
 
-# The big counts with random cases, an old PyTorch, Miri, an emulated machine, and the licences and advisories of dependencies.
+# The big counts with random cases, Miri, an emulated machine, the licences and advisories of dependencies, and an old PyTorch.
 nightly:
     @command -v cargo-deny >/dev/null || { echo 'error: cargo-deny is not installed' >&2; echo 'hint: cargo install --locked cargo-deny' >&2; exit 1; }
     RANKRUN_SOAK=1 tests/run
-    RANKRUN_TEST_TORCH=2.4.1 tests/run torch
     tests/miri
     tests/aarch64
     cargo deny check
+    RANKRUN_TEST_TORCH=2.4.1 tests/run torch
 
 # Launch, restart and output beside torchrun's; the figures of the README.
 bench:

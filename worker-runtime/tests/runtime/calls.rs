@@ -8,6 +8,7 @@ use std::thread;
 use rankrun_worker::process_group::{BackendChoice, Buffer, bf16, f16};
 use rankrun_worker::{Group, GroupError, Rank, ReduceOp, ThreadGroup};
 
+use crate::counts::is_soak;
 use crate::oracle::{Oracle, Values, assert_same, reduced, samples};
 use crate::server::Server;
 use crate::world::{AMPLE, join_at, join_on};
@@ -111,11 +112,6 @@ fn of_type<T: Oracle>(values: Values, groups: &mut [Group]) {
         let reductions = if size <= 7 || is_soak() { &REDUCTIONS } else { &REDUCTIONS[..2] };
         Case::<T>::new(values, world, size, reductions).run(groups);
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a test is told here how much to do")]
-pub(crate) fn is_soak() -> bool {
-    std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
 }
 
 /// What ranks give and get in every call on data of one type and size.

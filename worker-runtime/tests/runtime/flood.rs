@@ -1,7 +1,5 @@
 //! Thousands of connections from a process outside of the job, while a group joins: every rank joins.
 
-#![expect(clippy::disallowed_methods, reason = "large counts are asked for by the environment")]
-
 use std::collections::VecDeque;
 use std::io::Write;
 use std::net::TcpStream;
@@ -14,6 +12,7 @@ use std::thread;
 use rankrun_worker::TcpStore;
 use rankrun_worker::process_group::BackendChoice;
 
+use crate::counts::times;
 use crate::server::Server;
 use crate::world::{AMPLE, join_on};
 
@@ -23,10 +22,6 @@ const PLACE: &str = "rankrun/group/default/life 0/1";
 const HELD: usize = 200;
 /// Connections of a flood before the other ranks come.
 const AHEAD: usize = 300;
-
-fn rounds() -> usize {
-    if std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1") { 60 } else { 3 }
-}
 
 /// As many descriptors as this process may have.
 fn raise_descriptor_limit() {
@@ -66,7 +61,7 @@ fn join_in_flood<S: Write>(
     connect_to: impl Fn(&TcpStore) -> Box<dyn Fn() -> Option<S> + Send + Sync>,
 ) {
     raise_descriptor_limit();
-    for round in 0..rounds() {
+    for round in 0..times(3, 60) {
         let server = Server::start();
         let (made, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         thread::scope(|scope| {

@@ -5,6 +5,7 @@
 
 mod async_group;
 mod calls;
+mod counts;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod ddp;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rankrun_worker::process_group::{Backend, GroupError};
 use rankrun_worker::{Group, Rank, ReduceOp};
 
-use crate::calls::is_soak;
+use crate::counts::is_soak;
 use crate::world::{AMPLE, crash, run_at};
 
 /// Two hosts with two ranks each, in turns.

@@ -13,9 +13,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{ForkResult, Pid, fork, pause};
 use rankrun_worker::{Group, GroupError, Rank, ReduceOp, WorkerContext};
 
+use crate::counts::{is_soak, times};
 use crate::process::start;
 use crate::server::Server;
-use crate::shm::{Random, any_call, descriptors, segments, times, wait_for_line};
+use crate::shm::{Random, any_call, descriptors, segments, wait_for_line};
 use crate::world::{AMPLE, env, options};
 
 /// What a started rank does: `<hosts> <what>`, where each rank's host is a letter.
@@ -106,10 +107,9 @@ fn errors(rank: Child, since: Instant) -> (String, Duration) {
 
 #[test]
 fn killed_rank_is_named_within_a_second() {
-    let is_soak = std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1");
     let seed = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
     // As in the launcher's tests: always the same, but in a soak run.
-    let seed = seed.unwrap_or(if is_soak { u64::from(std::process::id()) } else { 18 });
+    let seed = seed.unwrap_or(if is_soak() { u64::from(std::process::id()) } else { 18 });
     println!("RANKRUN_SEED={seed}");
     let mut random = Random(seed);
     let mut slowest = Duration::ZERO;

@@ -101,6 +101,10 @@ mod tests {
         bytes[header + 8..header + 16].copy_from_slice(&end.to_le_bytes());
         fs::write(&program, &bytes).unwrap();
         assert!(!is_local_with_own_loader(&program));
+        // Without that segment it is a static program.
+        bytes[header..header + 4].fill(0);
+        fs::write(&program, &bytes).unwrap();
+        assert!(is_local_with_own_loader(&program));
         // The table of segments itself lies beyond.
         bytes[32..40].copy_from_slice(&end.to_le_bytes());
         fs::write(&program, &bytes).unwrap();

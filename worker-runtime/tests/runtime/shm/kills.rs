@@ -13,9 +13,8 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rankrun_worker::{AsyncGroup, Rank, ReduceOp, WorkerContext};
 
-use super::{
-    Random, any_call, descriptors, read_line_of, segments, start_apart, start_on, times, wait_for_line,
-};
+use super::{Random, any_call, descriptors, read_line_of, segments, start_apart, start_on, wait_for_line};
+use crate::counts::times;
 use crate::server::Server;
 use crate::world::{AMPLE, env, options};
 

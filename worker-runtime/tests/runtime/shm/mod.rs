@@ -252,11 +252,6 @@ pub(crate) fn any_call(group: &mut Group, random: &mut Random, most: usize) -> R
     Ok(())
 }
 
-/// How many steps, and kills, there are: many with `RANKRUN_SOAK=1`.
-pub(crate) fn times(usually: usize, soak: usize) -> usize {
-    if std::env::var_os("RANKRUN_SOAK").is_some() { soak } else { usually }
-}
-
 /// A rank with this role on this backend.
 fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32)) -> Child {
     let vars = env(server, rank, world).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]);

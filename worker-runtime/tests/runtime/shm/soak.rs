@@ -5,7 +5,8 @@ use std::fs;
 
 use rankrun_worker::WorkerContext;
 
-use super::{Random, all_end_well, any_call, descriptors, joined, segments, times};
+use super::{Random, all_end_well, any_call, descriptors, joined, segments};
+use crate::counts::times;
 
 #[test]
 fn dropped_group_leaves_no_resources() {
