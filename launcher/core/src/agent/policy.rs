@@ -110,10 +110,15 @@ impl History {
         self.ended.get_or_insert(now);
     }
 
-    /// The workers were suspended for this long, which does not count as healthy time.
+    /// The job was suspended for this long, which does not count as healthy time. The window of a signal that worker
+    /// and launcher get alike moves with the first end.
     pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
-        if let (Some(began), None) = (&mut self.began, self.ended) {
+        if let Some(began) = &mut self.began {
             *began += lasted;
+        }
+        if let Some(ended) = &mut self.ended {
+            *ended += lasted;
+            self.idle += lasted;
         }
     }
 

@@ -49,6 +49,28 @@ fn suspended_worker_is_not_healthy() {
     }
 }
 
+/// Both workers may have handled a signal that the launcher is about to get too.
+#[test]
+fn restart_held_for_a_signal_is_put_off_by_a_suspension() {
+    let at = clock();
+    let half = Duration::from_millis(500);
+    for exits_before in [1, 2] {
+        let mut job = LocalJob::new(rules(2, 1, CliFlavor::Rankrun));
+        let _ = job.handle(at(0), Input::Ready);
+        let _ = job.handle(at(1), exited(0, 0, Exit::Code(4)));
+        if exits_before == 1 {
+            suspend(&mut job, at(1), at(3_601));
+        }
+        let ended = at(if exits_before == 1 { 3_601 } else { 1 });
+        assert_eq!(started(&job.handle(ended, exited(0, 1, Exit::Code(4)))), None);
+        if exits_before == 2 {
+            suspend(&mut job, at(1), at(3_601));
+        }
+        assert_eq!(job.deadline(), Some(at(3_601) + half));
+        assert_eq!(started(&job.handle(at(3_601) + half, Input::DeadlinePassed)), Some(1));
+    }
+}
+
 #[test]
 fn inputs_of_suspended_job_wait_until_it_goes_on() {
     let at = clock();

@@ -152,7 +152,8 @@ impl Turn<'_> {
         let (_, own) = blamed(self)?;
         let codes = self.oracle.current.exits_since_cause().iter().filter(|end| is_code(end.exit)).count();
         let is_held = own.is_some_and(is_code) && codes > 1;
-        self.oracle.current.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
+        let current = &self.oracle.current;
+        current.ended.filter(|_| is_held).map(|ended| ended + WINDOW + current.suspended_since_end)
     }
 
     /// When everything was known that the restart depends on; `now` while a part is open.
@@ -190,8 +191,8 @@ fn is_exit_by_our_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
     let is_later =
         current.is_lost_peer || at.is_none_or(|at| at > current.ends_before && at >= current.ends_decided);
     let is_by_us = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
-    let may_be_by_us =
-        current.asked_at.is_some() && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
+    let is_after_stop = current.asked_at.is_some() && at.is_none_or(|at| at >= current.ends_asked);
+    let may_be_by_us = is_after_stop && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
     is_later && (is_by_us || may_be_by_us)
 }
 

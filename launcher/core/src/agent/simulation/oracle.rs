@@ -85,6 +85,8 @@ pub(super) struct GenerationRecord {
     pub(super) joins_from: Option<Instant>,
     /// How long the generation was suspended while it lived.
     pub(super) suspended_for: Duration,
+    /// How long the job was suspended between the generation's first end and the restart.
+    pub(super) suspended_since_end: Duration,
     /// When its workers got the warning: a worker that ends by the warning has obeyed.
     pub(super) warned_at: Option<Instant>,
     /// How often the store was queried for missing workers.
@@ -102,6 +104,8 @@ pub(super) struct GenerationRecord {
     /// When the first worker failed, or all were told to stop.
     pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
+    /// Number of exits known when the workers were told to stop.
+    pub(super) ends_asked: usize,
     pub(super) stop_requested_at: Option<Instant>,
     /// When the other nodes take this node for dead.
     pub(super) cut_off: Option<Instant>,
@@ -117,6 +121,8 @@ pub(super) struct GenerationRecord {
     pub(super) settled_at: Option<Instant>,
     pub(super) kill_by: Option<Instant>,
     pub(super) killed_at: Option<Instant>,
+    /// All its workers were killed in a suspension.
+    pub(super) is_killed_suspended: bool,
     /// Workers that were reported as impossible to kill.
     pub(super) given_up: Vec<LocalRank>,
     pub(super) released: Option<StopReason>,
@@ -352,6 +358,9 @@ impl Oracle {
                 self.began.get_or_insert(now);
             }
             Action::Signal { signal, .. } => {
+                if self.current.asked_at.is_none() {
+                    self.current.ends_asked = self.current.ends.len();
+                }
                 self.current.asked_at.get_or_insert(now);
                 if *signal == Signal::SIGKILL {
                     self.current.killed_at.get_or_insert(now);
@@ -381,11 +390,8 @@ impl Oracle {
             Action::DrainOutput => self.sweep.is_over = true,
             Action::WriteParentFile => self.is_drained = true,
             Action::ReportOutcome => self.is_reported = true,
-            Action::Emit(_)
-            | Action::Notify(_)
-            | Action::Suspend { .. }
-            | Action::Resume { .. }
-            | Action::KillSuspended => {}
+            Action::Emit(_) | Action::Notify(_) | Action::Suspend { .. } | Action::Resume { .. } => {}
+            Action::KillSuspended => self.current.is_killed_suspended = true,
             Action::Join { .. } => self.peers.is_joining = true,
             Action::TellFailure { .. } => self.current.is_failure_reported = true,
             Action::FindLostNode => {
@@ -475,8 +481,9 @@ impl GenerationRecord {
 
     /// Puts off every deadline that gives a process time to act.
     fn was_halted(&mut self, lasted: Duration) {
-        if self.ended.is_none() {
-            self.suspended_for += lasted;
+        match self.ended {
+            None => self.suspended_for += lasted,
+            Some(_) => self.suspended_since_end += lasted,
         }
         let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
         let others = [

@@ -248,9 +248,11 @@ impl Oracle {
             Input::Changed(MembershipChange::CutOff { .. }) if self.current.settled_at.is_some() => {}
             Input::Changed(change) if is_in_a_round => {
                 if let MembershipChange::CutOff { kill_by } = change {
+                    // After a suspension the job may hear of it late.
+                    let kill_by = (*kill_by).max(now);
                     self.current.cut_off =
-                        Some(self.current.cut_off.map_or(*kill_by, |before| before.min(*kill_by)));
-                    self.current.kill_by = self.current.kill_by.map(|before| before.min(*kill_by));
+                        Some(self.current.cut_off.map_or(kill_by, |before| before.min(kill_by)));
+                    self.current.kill_by = self.current.kill_by.map(|before| before.min(kill_by));
                 }
                 // Once the cause is known, it stays.
                 let is_open = self.current.last_answer.is_none();
@@ -266,7 +268,10 @@ impl Oracle {
             Input::LostNodeFound(node) if self.record_answer(Question::LostNode, now) => {
                 self.current.is_blamed_elsewhere |= node.is_some();
             }
-            Input::AllSucceeded => self.peers.all_succeeded = true,
+            // The news of an earlier round changes nothing.
+            Input::AllSucceeded if self.current.settled_at.is_some() && self.current.cause.is_none() => {
+                self.peers.all_succeeded = true;
+            }
             Input::RendezvousEnded(ending) if self.peers.over.is_none() => {
                 self.peers.over = Some(ending.clone());
                 if is_in_a_round {
@@ -282,6 +287,8 @@ impl Oracle {
         let is_ended_by_us = |process: &Process| process.is_ended_by_us(end.exit);
         let by_us = match end.exit {
             Exit::Signal { number: libc::SIGTERM, .. } => true,
+            // A worker may have been killed from outside just before all were.
+            Exit::Signal { number: libc::SIGKILL, .. } if self.current.is_killed_suspended => true,
             Exit::Signal { .. } => node.by_pid(end.pid).is_some_and(is_ended_by_us),
             Exit::Code(_) => false,
         };
@@ -348,7 +355,9 @@ impl Turn<'_> {
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
         let is_by_worker = matches!(self.oracle.current.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
-        let is_jobs = self.setup.cli_flavor == CliFlavor::Rankrun && is_by_worker;
+        let is_jobs = self.setup.cli_flavor == CliFlavor::Rankrun
+            && is_by_worker
+            && !(self.oracle.current.is_lost_peer && self.oracle.current.is_blamed_elsewhere);
         (is_own || self.is_requested(), is_own || is_jobs)
     }
 

@@ -2,9 +2,9 @@
 //!
 //! Deadlines that give a process time to act are put off by the length of the suspension: the grace period,
 //! the five seconds after it, the start limit, the limit of uninterruptible sleep, and the window for a
-//! signal that worker and launcher get alike. Suspended time does not count as healthy. The time limit is not
+//! signal that worker and launcher get alike, which may hold a restart. Suspended time does not count as healthy. The time limit is not
 //! put off: like that of timeout(1) it is wall-clock time, after which another user owns the machine. The
-//! wait before a restart is not put off either: it only lets the surroundings change.
+//! back-off before a restart is not put off either: it only lets the surroundings change.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -76,6 +76,11 @@ impl State {
     }
 
     fn put_off_deadlines(&mut self, lasted: Duration) {
+        self.history.add_suspended_time(lasted);
+        let held_until = match &self.phase {
+            JobPhase::Waiting { failure, .. } => self.restart_held_until(failure),
+            _ => None,
+        };
         match &mut self.phase {
             JobPhase::Undecided { until: at, .. }
             | JobPhase::Observing { until: at, .. }
@@ -93,16 +98,13 @@ impl State {
             }
             JobPhase::Settling { report_at: say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
             JobPhase::ShuttingDown(shutdown) => shutdown.add_suspended_time(lasted),
-            JobPhase::Starting
-            | JobPhase::Joining { .. }
-            | JobPhase::Running { .. }
-            | JobPhase::Waiting { .. }
-            | JobPhase::Finished => {}
+            JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Running { .. } | JobPhase::Finished => {
+            }
+            JobPhase::Waiting { until, .. } => *until = held_until.map_or(*until, |held| held.max(*until)),
         }
         if let Some(patience) = &mut self.output_deadline {
             *patience += lasted;
         }
-        self.history.add_suspended_time(lasted);
         if let Some(watch) = &mut self.dstate_watch {
             watch.add_suspended_time(lasted);
         }

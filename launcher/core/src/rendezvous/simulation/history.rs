@@ -173,7 +173,8 @@ impl History {
 
     /// A history with torchrun agents, which survive neither a lost message nor a wrong clock. Slot 0 stays a rankrun
     /// agent, because torchrun agents alone never notice a dead node. There are never more nodes than places, because
-    /// torchrun agents restart repeatedly while others wait for a full round.
+    /// torchrun agents restart repeatedly while others wait for a full round. For the same reason the last call is
+    /// longer than it takes all nodes to write themselves in one after the other; torchrun's default is 30 s.
     pub(super) fn mixed(seed: u64) -> Self {
         let mut history = Self::random(seed);
         let mut random = Random::new(!seed);
@@ -181,7 +182,8 @@ impl History {
         let torch = u8::try_from(2 + 2 * random.below((1 << (nodes - 1)) - 1)).expect("few bits");
         let min = 1 + random.below(nodes);
         let (offsets, given) = ([0; MAX_EVENTS], GivenRanks::None);
-        history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
+        let last_call = history.setup.last_call.max(1_500);
+        history.setup = Setup { nodes, min, max: nodes, last_call, torch, offsets, given, ..history.setup };
         let is_borne =
             |what| !matches!(what, EventKind::Cut(_) | EventKind::Loses(_) | EventKind::Resends(_));
         history.events.retain(|event| (1..nodes as usize).contains(&event.slot) && is_borne(event.what));
