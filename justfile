@@ -3,7 +3,7 @@
 _default:
     @just --list --unsorted
 
-# Unit tests of launcher, contract and runtime: a minute and a half after a build on two cores, without PyTorch.
+# Unit tests of launcher, contract and runtime: less than a minute after a build on two cores, without PyTorch.
 test *FILTER:
     tests/run unit {{FILTER}}
 
