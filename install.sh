@@ -46,7 +46,8 @@ if ldd --version 2>&1 | grep -qi musl; then
         'a container image of Debian, Ubuntu, Fedora or PyTorch has glibc'
 fi
 case $from in
-    @*) fail 'this install.sh is not from a release, so it knows no address' "$usage" ;;
+    @*) fail 'this install.sh is not from a release, so it knows no address' \
+        'in a checkout: launcher/archive "$(launcher/wheel)", then sh install.sh --from target/archives' ;;
     https://* | /* | ./* | ../* | .) ;;
     *://*) fail "\`--from\` is \`$from\`: only https is safe to install from" "$usage" ;;
 esac

@@ -56,7 +56,7 @@ fn oom_kill_before_restart_is_reported_for_first_attempt_only() {
     let outcome = launch.worker(["rank1:attempt0:eat", "rank1:die=SIGKILL", "forever"]).run();
     outcome.expect_exit_code(137);
     outcome.expect_stderr(") failed: killed by the kernel: out of memory (cgroup limit 96 MiB, rank 1 had ");
-    outcome.expect_stderr("rank 1 failed first: killed by SIGKILL from outside\n");
+    outcome.expect_stderr("rank 1 failed first: killed by SIGKILL (not sent by rankrun)\n");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn external_sigkill_is_not_reported_as_out_of_memory() {
         let outcome = Launch::standalone(*name, 2).worker(["rank1:die=SIGKILL", "forever"]).run();
         outcome
             .expect_exit_code(name.code(137))
-            .expect_stderr("rank 1 failed first: killed by SIGKILL from outside\n");
+            .expect_stderr("rank 1 failed first: killed by SIGKILL (not sent by rankrun)\n");
         outcome.expect_absent("killed by the kernel");
     }
 }
@@ -86,7 +86,7 @@ fn launcher_sigkill_after_grace_is_not_reported_as_external() {
     outcome
         .expect_exit_code(5)
         .expect_stderr("others    rank 0: killed by SIGKILL\n")
-        .expect_absent("from outside");
+        .expect_absent("not sent by rankrun");
 }
 
 /// The kernel takes a process that the worker has started, and the worker fails for want of it.

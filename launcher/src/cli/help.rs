@@ -134,8 +134,8 @@ const NODES: &str = "
 A job of several nodes is one launcher on each, rankrun or torchrun: either --nnodes, --master-addr
 and --master-port, with --node-rank 0, 1, … (static), or --nnodes and --rdzv-backend c10d with the
 same --rdzv-endpoint and --rdzv-id on each. With c10d a lost node is noticed within --lease, a node
-that comes later joins when the workers start again, and one too many waits as a spare. --node-rank
-counts there too if each node has another one.
+that comes later joins when the workers start again, and one too many waits as a spare. If every node
+gives --node-rank, and each another one, these are the ranks of the nodes.
 ";
 
 const EXAMPLES: &str = "

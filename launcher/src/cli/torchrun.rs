@@ -24,7 +24,7 @@ pub(super) struct TorchrunArgs {
     /// Workers on this node: a number, or one for each `cpu`, `gpu` (CUDA or ROCm), `xpu` or other type of
     /// device; `auto` is one for each accelerator, or for each CPU if there is none. Only CPUs that the
     /// launcher may use and devices that are visible count [default: 1; under the name rankrun one per visible
-    /// accelerator, 1 without any]
+    /// accelerator, 1 without any]. There, -np N is the same
     #[arg(long, value_name = "N|auto|gpu|xpu|cpu|TYPE", help_heading = WORKERS)]
     pub(super) nproc_per_node: Option<OptionValue<String>>,
     /// How nodes find each other: with `static` their number and ranks are fixed, and there is one store, on
@@ -72,7 +72,8 @@ pub(super) struct TorchrunArgs {
     /// Run ENTRYPOINT with Python's runpy.run_path, which records its errors; wins over --no-python and --module
     #[arg(long, help_heading = WORKERS)]
     pub(super) run_path: Option<OptionValue<Flag>>,
-    /// Base of the log tree; /dev/null for none [default: a new folder in the temporary folder]
+    /// Base of the log tree; /dev/null for none [default: a new folder in TMPDIR or /tmp, or in /dev/shm for error
+    /// files alone]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT, display_order = 1)]
     pub(super) log_dir: Option<OptionValue<OsString>>,
     /// Streams that go to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank as in

@@ -40,7 +40,7 @@ pub(crate) fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
             format!("killed {by}: out of memory ({})", numbers.join(", "))
         }
         OomEvidence::OnMachine { .. } | OomEvidence::NoKill | OomEvidence::Unknown => {
-            "killed by SIGKILL from outside".to_owned()
+            "killed by SIGKILL (not sent by rankrun)".to_owned()
         }
     }
 }

@@ -52,11 +52,11 @@ fn peak_memory_may_be_of_worker_children() {
 #[test]
 fn sigkill_without_evidence_is_from_outside() {
     let nothing = killed(OomEvidence::NoKill);
-    assert_eq!(first_line(&nothing), "rank 1 failed first: killed by SIGKILL from outside");
+    assert_eq!(first_line(&nothing), "rank 1 failed first: killed by SIGKILL (not sent by rankrun)");
     assert!(render(&nothing).contains("\n  memory    rank 1 had 398 MiB\n"), "{}", render(&nothing));
     assert!(!render(&nothing).contains("cause"), "{}", render(&nothing));
     let elsewhere = killed(OomEvidence::OnMachine { count: 2 });
-    assert_eq!(first_line(&elsewhere), "rank 1 failed first: killed by SIGKILL from outside");
+    assert_eq!(first_line(&elsewhere), "rank 1 failed first: killed by SIGKILL (not sent by rankrun)");
     let guess = "\n  cause     perhaps out of memory: the kernel killed 2 processes of this machine for lack of memory since";
     assert!(render(&elsewhere).contains(guess), "{}", render(&elsewhere));
     for evidence in [OomEvidence::OnMachine { count: 2 }, OomEvidence::Unknown] {

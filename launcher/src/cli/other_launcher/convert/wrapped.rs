@@ -41,8 +41,8 @@ const WRAPPERS: [&str; 27] = [
 /// Options of these whose value may be the name of a launcher: `conda run -n deepspeed`.
 const NAME_OPTIONS: [&str; 5] = ["-n", "--name", "-p", "--prefix", "--with"];
 
-const KNOWN: &str = "it knows torchrun, `python -m torch.distributed.run`, accelerate launch, deepspeed, mpirun, mpiexec, \
-                     srun, torchx and horovodrun";
+const KNOWN: &str = "it knows torchrun, `python -m torch.distributed.run` and `.launch`, accelerate launch, deepspeed, \
+                     mpirun, mpiexec, srun, torchx and horovodrun";
 
 /// A launcher that is converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
