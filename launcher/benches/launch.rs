@@ -1,5 +1,5 @@
-//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each; and what it costs to
-//! look for accelerators.
+//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each; what the hook of
+//! Python workers costs; and what it costs to look for accelerators.
 //!
 //! `cargo bench -p rankrun --bench launch [-- ROUNDS]`. The three take turns within one run, so that they see
 //! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is found
@@ -64,8 +64,33 @@ fn main() -> ExitCode {
         }
     }
     print_table(&contenders.iter().map(|(name, _)| *name).collect::<Vec<_>>(), &costs);
+    print_hooks(rounds);
     print_discovery(rounds);
     ExitCode::SUCCESS
+}
+
+/// What the hook costs: the launcher alone, as `-S` leaves it out in Python, and together with Python.
+fn print_hooks(rounds: usize) {
+    println!("\n| {WORKERS} x python3 | without the hook | with it | difference, per worker |");
+    println!("|---|---|---|---|");
+    for program in [&["python3", "-S", "-c", "pass"][..], &["python3", "-c", "pass"]] {
+        let mut walls = [Vec::new(), Vec::new()];
+        for round in 0..=rounds {
+            for (hooks, walls) in [&["--no-hooks"][..], &[]].into_iter().zip(&mut walls) {
+                let mut command = Command::new(RANKRUN);
+                command.args(["--nproc-per-node", &WORKERS.to_string()]).args(hooks);
+                let cost = measure(command.arg("--no-python").args(program));
+                // The first round only warms the caches.
+                if round > 0 {
+                    walls.push(cost.wall.as_secs_f64() * 1e3);
+                }
+            }
+        }
+        let differences = walls[1].iter().zip(&walls[0]).map(|(with, without)| with - without);
+        let difference = median(differences) / WORKERS as f64;
+        let [without, with] = walls.map(median);
+        println!("| `{}` | {without:.2} ms | {with:.2} ms | {difference:.2} ms |", program.join(" "));
+    }
 }
 
 /// What a launch pays that asks for the accelerators of this machine.

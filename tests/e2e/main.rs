@@ -66,6 +66,7 @@ mod schedulers;
 mod sibling_failures;
 mod signals;
 mod special_files;
+mod stacks;
 mod stdin;
 mod stop_targets;
 mod stop_times;

@@ -14,8 +14,9 @@ pub mod stop;
 pub mod wrap;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::iter;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -145,6 +146,12 @@ impl LaunchSpec {
         self.wrappers.iter().filter(move |wrapper| wrapper.command.ranks.contains(rank))
     }
 
+    /// Whether Python runs the launcher's hook first in each worker.
+    #[must_use]
+    pub fn has_hooks(&self) -> bool {
+        self.options.has_hooks(self.cli_flavor) && self.entrypoint.is_python()
+    }
+
     /// The files that workers execute, the wrappers' too.
     pub fn programs(&self) -> impl Iterator<Item = &Path> {
         let wrappers = self.wrappers.iter().map(|wrapper| wrapper.path.as_path());
@@ -196,6 +203,21 @@ impl Entrypoint {
             Self::Program { path, .. } => path,
         }
     }
+
+    /// Whether a worker's process is Python's.
+    #[must_use]
+    pub fn is_python(&self) -> bool {
+        match self {
+            Self::Script { .. } | Self::Module { .. } | Self::RunPath { .. } => true,
+            Self::Program { path, .. } => is_python(path),
+        }
+    }
+}
+
+/// `python3.11`, `python3.13t`, `pypy3`; the kernel adds a word to the name of a removed file.
+pub(crate) fn is_python(program: &Path) -> bool {
+    let name = program.file_name().map_or(&b""[..], OsStr::as_bytes);
+    name.starts_with(b"python") || name.starts_with(b"pypy")
 }
 
 /// How the workers of the job find each other.

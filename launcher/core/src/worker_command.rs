@@ -47,6 +47,24 @@ pub struct GenerationContext {
     pub job: JobId,
 }
 
+/// What the launcher has made for one worker.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WorkerFiles<'a> {
+    /// Where the worker writes its error.
+    pub error_file: Option<&'a Path>,
+    /// The hook that its Python runs first.
+    pub hook: Option<&'a WorkerHook>,
+}
+
+/// The variables of the hook of one worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerHook {
+    /// `PYTHONPATH`: the folder of the hook before the user's.
+    pub python_path: OsString,
+    /// The value of [`env::STACKS`].
+    pub stacks: String,
+}
+
 /// The program of `--run-path`: runs the script as `__main__` and records its errors if torch is installed, as
 /// torchrun's own children do.
 const RUN_PATH: &str = "\
@@ -60,6 +78,9 @@ except ImportError:
     record = lambda function: function
 record(run_script_path)()
 ";
+
+/// Where Python looks for modules first.
+pub const PYTHON_PATH: &str = "PYTHONPATH";
 
 /// Options that name workers of this launch or choose its devices and cores. A launcher that a worker starts has its own, and
 /// inherits the chosen devices.
@@ -87,18 +108,18 @@ pub fn worker_command(
     context: &GenerationContext,
     placement: &Placement,
     environment: &[(OsString, OsString)],
-    error_file: Option<&Path>,
+    files: WorkerFiles<'_>,
 ) -> Result<WorkerCommand, NulByte> {
     let (path, argv) = wrapped_command_line(spec, placement);
-    let vars = worker_environment(spec, context, placement, error_file);
+    let vars = worker_environment(spec, context, placement, files);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
         .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
         .chain(hidden_variables(spec).iter().copied())
-        // These two of an outer launcher describe the outer job.
-        .chain([env::DEVICE, env::ROUND])
+        // These of an outer launcher describe the outer job.
+        .chain([env::DEVICE, env::ROUND, env::STACKS])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
@@ -174,7 +195,7 @@ pub fn worker_environment(
     spec: &LaunchSpec,
     context: &GenerationContext,
     placement: &Placement,
-    error_file: Option<&Path>,
+    files: WorkerFiles<'_>,
 ) -> Vec<(&'static str, OsString)> {
     let round = &context.round;
     let has_rounds = spec.rendezvous.nodes().max > NodeCount::ONE;
@@ -193,7 +214,7 @@ pub fn worker_environment(
         restart_count: context.restart_count,
         max_restarts: spec.max_restarts,
         run_id: spec.rendezvous.run_id().clone(),
-        error_file: error_file.map(Path::to_path_buf),
+        error_file: files.error_file.map(Path::to_path_buf),
         signals_to_handle: spec.signals.text.clone(),
         rankrun: Some(RankrunEnv {
             job: context.job.clone(),
@@ -220,6 +241,10 @@ pub fn worker_environment(
         if let Some(value) = value {
             vars.push((name, value.clone()));
         }
+    }
+    if let Some(hook) = files.hook {
+        vars.push((PYTHON_PATH, hook.python_path.clone()));
+        vars.push((env::STACKS, hook.stacks.clone().into()));
     }
     vars
 }

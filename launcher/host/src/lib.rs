@@ -8,6 +8,7 @@
 //! | [`control`] | the control socket of a running job |
 //! | [`device_probe`] | asks vendors' libraries and the kernel for accelerators |
 //! | [`error`] | errors of the launcher itself |
+//! | [`hooks`] | the file that Python runs first in each worker |
 //! | `io_thread` | a thread with a tokio runtime, for all that waits for sockets |
 //! | [`logs`] | the workers' output |
 //! | [`process`] | the only place that forks, signals and waits |
@@ -15,6 +16,7 @@
 //! | [`regular_file`] | opens regular files, and refuses all others |
 //! | [`rendezvous`] | the connections to the agents of other nodes |
 //! | [`reporter`] | every message to the user |
+//! | `stacks` | takes the stacks of running workers |
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`system`] | the real machine, asked through the kernel |
 
@@ -24,6 +26,7 @@ pub mod console;
 pub mod control;
 pub mod device_probe;
 pub mod error;
+pub mod hooks;
 pub(crate) mod io_thread;
 pub mod logs;
 pub mod process;
@@ -31,5 +34,6 @@ pub mod program;
 pub mod regular_file;
 pub mod rendezvous;
 pub mod reporter;
+pub(crate) mod stacks;
 pub mod store;
 pub mod system;

@@ -1,7 +1,7 @@
 //! Completions: `rankrun completions SHELL`, and torchrun's `--print-completion`. clap_complete makes them.
 //!
 //! The script of rankrun asks the launcher at each tab. So subcommands stand beside the files of the folder, the jobs
-//! that run complete `status`, `stop` and `restart`, and behind the entrypoint no option of the launcher is offered. The
+//! that run complete `status`, `stacks`, `stop` and `restart`, and behind the entrypoint no option of the launcher is offered. The
 //! script of torchrun stands alone: where PyTorch's own torchrun takes its place again, a question would be a launch.
 
 use std::collections::BTreeSet;
@@ -243,7 +243,7 @@ fn for_shells(option: Arg, cli_flavor: CliFlavor) -> Arg {
 /// The jobs, for the subcommands that take one. They are searched for only where one is completed.
 fn with_jobs(command: Command, facts: &Facts) -> Command {
     let places = RuntimeFolders::of_environment(facts.environment());
-    ["status", "stop", "restart"].into_iter().fold(command, |command, name| {
+    ["status", "stacks", "stop", "restart"].into_iter().fold(command, |command, name| {
         let places = places.clone();
         let candidates = ArgValueCandidates::new(move || job_candidates(places.clone()));
         command.mut_subcommand(name, |command| command.mut_arg("job", |job| job.add(candidates)))

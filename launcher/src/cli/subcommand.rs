@@ -181,6 +181,36 @@ Exit status:
         #[arg(long)]
         check: bool,
     },
+    /// Show where the workers of a running job stand
+    ///
+    /// Shows the stack of each rank of this node: its Python calls, the innermost first. Ranks at the same place are
+    /// one entry, and the entry with the fewest ranks stands first. No worker is stopped for it: a handler that the
+    /// launcher's hook has set in its Python writes the stack, also while the program waits in C.
+    ///
+    /// Of a worker without the hook the state of its main thread is shown, and the system call in which it waits.
+    /// docs/debugging.md says how to read it.
+    #[command(after_help = "\
+Examples:
+  rankrun stacks
+  rankrun stacks 4f1c --rank 3
+  rankrun stacks my-run --json
+
+Exit status:
+  0  the stacks are shown
+  1  the job has no such rank on this node
+  2  the command line could not be read
+  3  there is no such job, or it does not answer within 5 seconds")]
+    Stacks {
+        /// A job id or the beginning of one, a run id (--rdzv-id), or the pid of the launcher; may be left out if only
+        /// one job runs
+        job: Option<String>,
+        /// Every thread of this rank
+        #[arg(long, value_name = "RANK")]
+        rank: Option<u32>,
+        /// For programs: one JSON array, an object per rank
+        #[arg(long)]
+        json: bool,
+    },
     /// Stop a running job
     ///
     /// Stops a running job, as a SIGTERM to its launcher does: the workers get the signal of its --stop-signal, else

@@ -59,6 +59,8 @@ pub const NESTING: &str = "RANKRUN_NESTING";
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
+/// Where a Python worker writes its stacks for the launcher, `DESCRIPTOR:INODE:SIGNAL`; the launcher's hook takes it away.
+pub const STACKS: &str = "RANKRUN_STACKS";
 /// NCCL's library for the worker runtime: a path, which comes before every place where it would be looked for.
 pub const NCCL_LIBRARY: &str = "RANKRUN_NCCL";
 /// What carries the calls of process groups in Rust: `auto` (where it is not set), `shm`, `tcp` or `nccl`, the same for

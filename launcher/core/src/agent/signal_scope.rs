@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rankrun_contract::rank::Rank;
 
 use crate::spec::stop::StopTarget;
-use crate::spec::{Entrypoint, LaunchSpec};
+use crate::spec::{Entrypoint, LaunchSpec, is_python};
 
 /// The processes of a worker that a signal is sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,12 +79,6 @@ pub fn signal_scope(
 /// Whether the images of the workers decide.
 fn depends_on_image(spec: &LaunchSpec) -> bool {
     spec.options.stop_target(spec.cli_flavor) == StopTarget::Auto
-}
-
-/// `python3.11`, `python3.13t`, `pypy3`; the kernel adds a word to the name of a removed file.
-fn is_python(program: &Path) -> bool {
-    let name = program.file_name().map_or(&b""[..], OsStr::as_bytes);
-    name.starts_with(b"python") || name.starts_with(b"pypy")
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::agent::message::NotJoined;
+use crate::agent::state::start::UnansweredDeadline;
 use crate::job_event::JobState;
 
 const LIMIT: Duration = Duration::from_secs(5);
@@ -56,6 +57,23 @@ fn rank_not_joined_by_start_timeout_fails_and_all_restart() {
             assert_eq!(failure.following_ends.len(), 3);
         }
     }
+}
+
+#[test]
+fn deadline_of_unanswered_workers_is_start_limit_then_sigkill() {
+    let at = clock();
+    let mut job = job_with_start_timeout(0);
+    assert_eq!(job.unanswered_deadline(), None);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(job.unanswered_deadline(), Some(UnansweredDeadline::Join(at(0) + LIMIT)));
+    let _ = job.handle(at(5), Input::DeadlinePassed);
+    assert_eq!(job.unanswered_deadline(), None, "the limit has expired");
+    let _ = job.handle(at(5), ranks_not_joined(0, &[1]));
+    assert_eq!(job.unanswered_deadline(), job.deadline().map(UnansweredDeadline::Kill));
+    for rank in 0..4 {
+        let _ = job.handle(at(6), exited(0, rank, killed_by(15)));
+    }
+    assert_eq!(job.unanswered_deadline(), None, "no worker is left");
 }
 
 #[test]

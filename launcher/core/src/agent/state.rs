@@ -26,7 +26,7 @@ mod restart;
 mod shutdown;
 mod siblings;
 mod signals;
-mod start;
+pub mod start;
 mod suspend;
 mod window;
 

@@ -31,6 +31,13 @@ pub struct IndependentOptions {
     /// the signal when it exits; SIGKILL is for the group [default: auto; as torchrun: group]
     #[arg(long, help_heading = "Stopping")]
     pub stop_signal_to: Option<StopTarget>,
+    /// Start no hook in workers: without it `rankrun stacks` has no Python stacks. The hook is a sitecustomize.py
+    /// that Python workers run first; it hides itself and runs the next one [default: a hook, as torchrun: none]
+    #[arg(long, help_heading = "Workers")]
+    pub no_hooks: bool,
+    /// Start the hook also under the name torchrun
+    #[arg(long, help_heading = "Workers")]
+    pub hooks: bool,
 }
 
 /// Whether the workers get the variables of a distributed job.
@@ -44,6 +51,12 @@ pub enum Distributed {
 }
 
 impl IndependentOptions {
+    /// Whether Python workers of a launcher of this name run the hook.
+    #[must_use]
+    pub fn has_hooks(&self, cli_flavor: CliFlavor) -> bool {
+        !self.no_hooks && (self.hooks || cli_flavor == CliFlavor::Rankrun)
+    }
+
     /// The signal that workers get in a stop with this one. SIGKILL stays.
     #[must_use]
     pub fn signal_of_stop(&self, signal: Signal) -> Signal {

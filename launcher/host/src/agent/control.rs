@@ -18,6 +18,7 @@ use crate::control::endpoint::{ControlEndpoint, ControlReply, ControlRequest};
 use crate::control::folder::{FolderError, RuntimeFolders};
 use crate::control::protocol::Accepted;
 use crate::control::snapshot::JobSnapshot;
+use crate::stacks::StackTarget;
 use rankrun_core::agent::message::Input;
 use rankrun_core::spec::CliFlavor;
 
@@ -164,6 +165,10 @@ impl Agent<'_> {
                 let _ = reply.send(Box::new(self.job_snapshot()));
                 None
             }
+            ControlRequest::Stacks(reply) => {
+                let _ = reply.send(self.stack_targets());
+                None
+            }
             ControlRequest::Stop { client, reply } => {
                 self.accept(reply);
                 let text = format!("`rankrun stop`{} asks for a stop", by_pid(client));
@@ -195,6 +200,11 @@ impl Agent<'_> {
     fn accept(&self, reply: oneshot::Sender<ControlReply>) {
         let launcher_pid = self.final_report.launcher().as_raw();
         let _ = reply.send(Ok(Accepted { launcher_pid }));
+    }
+
+    /// The workers whose stacks can be taken.
+    pub(super) fn stack_targets(&self) -> Vec<StackTarget> {
+        self.workers.stack_targets(&|local_rank| self.state.is_live(local_rank))
     }
 
     fn job_snapshot(&self) -> JobSnapshot {

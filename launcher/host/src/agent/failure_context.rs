@@ -32,6 +32,7 @@ use rankrun_core::log_route::streams_of_rank;
 use rankrun_core::placement::Placement;
 use rankrun_core::rendezvous::{NodeName, Round};
 use rankrun_core::spec::{Entrypoint, LaunchSpec, LogDir};
+use rankrun_core::stacks::WorkerStacks;
 
 /// What the worker group knows of a failure, beside the exits of the workers.
 pub(super) struct FailureContext<'a> {
@@ -54,6 +55,8 @@ pub(super) struct FailureContext<'a> {
     pub(super) oom: OomKills,
     /// The disk of that worker's logs, where the disk was full.
     pub(super) log_disk: Option<LogDisk>,
+    /// Where workers stood that were killed since they did not answer.
+    pub(super) stacks: &'a [WorkerStacks],
 }
 
 /// torchrun's report shows this many bytes of all messages together, and at least [`MAX_CUT_TEXT`] bytes of
@@ -169,6 +172,7 @@ impl FailureContext<'_> {
                 .map(|other| OtherEnd { rank: self.rank(other.end.local_rank), exit: other.end.exit })
                 .collect(),
             peers,
+            stacks: self.stacks.to_vec(),
             cause_hint: None,
         }
     }

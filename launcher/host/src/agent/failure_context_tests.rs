@@ -25,6 +25,7 @@ fn report(kind: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)]) -
     let master = Master { addr: "127.0.0.1".to_owned(), port: 1, uses_agent_store: true };
     let round = Round::of_one_node(LocalWorldSize::new(4).unwrap(), master);
     let evidence = FailureContext {
+        stacks: &[],
         placements: &placement::assign_ranks(
             &[0, 1, 2, 3].map(|rank| WorkerDevice::cpu(LocalRank(rank))),
             &round,

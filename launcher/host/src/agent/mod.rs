@@ -20,6 +20,7 @@ mod opening;
 mod parent_error_file;
 mod progress;
 mod rendezvous_handle;
+mod stack_watch;
 mod starting;
 mod surroundings;
 mod suspend;
@@ -47,6 +48,7 @@ use crate::agent::opening::OpenedResources;
 use crate::agent::parent_error_file::ParentFileCall;
 use crate::agent::progress::ProgressProbe;
 use crate::agent::rendezvous_handle::{PendingJoin, PendingShutdown, RendezvousHandle};
+use crate::agent::stack_watch::StackWatch;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::error::LaunchError;
@@ -159,6 +161,7 @@ struct Agent<'a> {
     /// Answers to actions that were there at once.
     answers: VecDeque<Input>,
     control: ControlSocket,
+    stack_watch: StackWatch,
     /// The generation before the input that is handled.
     input_generation: Generation,
     began: Instant,
@@ -181,7 +184,7 @@ impl<'a> Agent<'a> {
         let final_report = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
         let rendezvous = RendezvousHandle::new(&setup.spec, setup.watchdog.clone());
         let workers = WorkerGroup::open(setup, user_log.console().clone())?;
-        let opening = opening::start_opening(workers.spec(), workers.file_calls())
+        let opening = opening::start_opening((workers.spec(), workers.hook_folder()), workers.file_calls())
             .map_err(|source| LaunchError::Setup { what: "start a thread", source })?;
         Ok(Self {
             state,
@@ -199,6 +202,7 @@ impl<'a> Agent<'a> {
             progress_probe: None,
             answers: VecDeque::new(),
             control: ControlSocket::default(),
+            stack_watch: StackWatch::default(),
             input_generation: Generation(0),
             began: Instant::now(),
             pending_report: None,
@@ -231,18 +235,21 @@ impl<'a> Agent<'a> {
                 self.input_generation = self.state.generation();
                 self.tell_guard_of_workers(false);
             }
+            self.advance_stacks();
             let mut readers = self.signal_fds();
             readers.extend(self.workers.external_worker_fds());
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
             readers.extend(self.rendezvous.as_fd());
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
             readers.extend(self.call_fds());
+            readers.extend(self.stack_watch.as_fd());
             readers.extend(self.drained.iter().map(Drained::as_fd));
             readers.extend(self.departure.iter().map(PendingShutdown::as_fd));
             let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
             let lease_deadline = self.state.lease_deadline(self.rendezvous.lease_deadlines());
-            let deadlines = [self.state.deadline(), check_deadline, lease_deadline];
+            let stacks_due = self.stack_watch.deadline();
+            let deadlines = [self.state.deadline(), check_deadline, lease_deadline, stacks_due];
             let deadlines = deadlines.into_iter().flatten().chain(self.call_deadlines());
             wait_for_inputs(&readers, deadlines.min())?;
             self.collect_inputs(&mut inputs)?;

@@ -33,14 +33,15 @@ pub(super) struct OpenedResources {
 /// # Errors
 /// No descriptor or no thread is left.
 pub(super) fn start_opening(
-    spec: &LaunchSpec,
+    (spec, hook): (&LaunchSpec, Option<PathBuf>),
     files: &FileCalls,
 ) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
-    if opens_at_once(spec) {
+    // The user's cache is unknown yet, like a folder that the user named.
+    if hook.is_none() && opens_at_once(spec) {
         files.set_in_memory();
     }
     let spec = spec.clone();
-    files.start(move |step| open_resources(&spec, step)).map(WatchedCall::new)
+    files.start(move |step| open_resources((&spec, hook.as_deref()), step)).map(WatchedCall::new)
 }
 
 /// True if no call waits for a server. A folder that the user named is unknown yet, so the question itself might hang, and
@@ -56,13 +57,24 @@ fn opens_at_once(spec: &LaunchSpec) -> bool {
 }
 
 /// The exec, for which the main thread waits, reads more of the program than the start, which was read before.
-fn are_files_in_memory(spec: &LaunchSpec, folder: Option<&Path>, step: &CallStep) -> bool {
+fn are_files_in_memory(
+    (spec, hook): (&LaunchSpec, Option<&Path>),
+    folder: Option<&Path>,
+    step: &CallStep,
+) -> bool {
     let is_local = |file: &PathBuf| is_on_local_disk(file);
     folder.is_none_or(is_in_memory)
+        && hook.is_none_or(|hook| {
+            step.set(format!("the file system of `{}`", hook.display()));
+            hook.ancestors().find(|folder| folder.exists()).is_some_and(is_on_local_disk)
+        })
         && spec.programs().all(|program| read_exec_files(program, step).iter().all(is_local))
 }
 
-fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {
+fn open_resources(
+    (spec, hook): (&LaunchSpec, Option<&Path>),
+    step: &CallStep,
+) -> Result<OpenedResources, LaunchError> {
     step.set(format!("a name server to resolve `{}`", spec.rendezvous.host()));
     // First, since they leave nothing behind when the rest fails.
     let rendezvous = Rendezvous::open(rendezvous_setup(spec))?;
@@ -78,6 +90,7 @@ fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources,
         }
     };
     let full_name = (spec.events == EventLog::Console).then(host::full_name);
-    let are_files_in_memory = are_files_in_memory(spec, log_tree.as_ref().map(LogTree::run_folder), step);
+    let are_files_in_memory =
+        are_files_in_memory((spec, hook), log_tree.as_ref().map(LogTree::run_folder), step);
     Ok(OpenedResources { rendezvous, log_tree, are_files_in_memory, full_name })
 }

@@ -15,6 +15,7 @@ mod worker_probes;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -30,11 +31,13 @@ use crate::agent::AgentSetup;
 use crate::agent::events::{self, EventSink};
 use crate::agent::external_worker::ExternalWorker;
 use crate::agent::opening::OpenedResources;
+use crate::agent::stack_watch::UnansweredStacks;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
 use crate::blocking::file_calls::FileCalls;
 use crate::console::{Console, is_terminal};
 use crate::error::{LaunchError, SpawnError};
+use crate::hooks::{hook_folder, python_path};
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
@@ -45,6 +48,7 @@ use crate::process::spawn::{InheritedState, Stdio};
 use crate::rendezvous::Rendezvous;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
+use crate::stacks::DumpFile;
 use rankrun_core::agent::message::{Input, JobOutcome};
 use rankrun_core::agent::signal_scope::ProgramFile;
 use rankrun_core::device::DeviceChoice;
@@ -54,7 +58,7 @@ use rankrun_core::notice::Notice;
 use rankrun_core::placement::{self, Placement, WorkerId};
 use rankrun_core::rendezvous::Round;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
-use rankrun_core::worker_command::{GenerationContext, worker_command};
+use rankrun_core::worker_command::{GenerationContext, WorkerFiles, WorkerHook, worker_command};
 
 /// The worker group and the resources that it needs.
 pub(super) struct WorkerGroup {
@@ -86,6 +90,11 @@ pub(super) struct WorkerGroup {
     pids: BTreeMap<LocalRank, Pid>,
     /// Their program, as its file showed it before the start.
     program: ProgramFile,
+    /// The hook of its workers, and the files that they write their stacks into.
+    hook: Option<PathBuf>,
+    dumps: BTreeMap<LocalRank, Arc<DumpFile>>,
+    /// The last stacks of workers that did not answer.
+    unanswered: Option<UnansweredStacks>,
     /// The error files of its failed workers.
     error_files: BTreeMap<LocalRank, ErrorFile>,
     /// What the OOM killer has killed since their start.
@@ -146,6 +155,9 @@ impl WorkerGroup {
             started: SystemTime::UNIX_EPOCH,
             pids: BTreeMap::new(),
             program: ProgramFile::default(),
+            hook: None,
+            dumps: BTreeMap::new(),
+            unanswered: None,
             error_files: BTreeMap::new(),
             oom_ledger: OomLedger::default(),
             full_log_folder: None,
@@ -178,6 +190,11 @@ impl WorkerGroup {
 
     pub(super) const fn spec(&self) -> &LaunchSpec {
         &self.spec
+    }
+
+    /// Where the hook of the workers is to be, if they have one.
+    pub(super) fn hook_folder(&self) -> Option<PathBuf> {
+        hook_folder(&self.spec, &self.environment)
     }
 
     /// The thread for calls on files.
@@ -214,6 +231,7 @@ impl WorkerGroup {
         self.apply_pending_devices();
         self.generation = generation;
         self.pids.clear();
+        self.dumps.clear();
         self.error_files.clear();
         self.full_log_folder = None;
         self.attempt = None;
@@ -229,6 +247,7 @@ impl WorkerGroup {
             round: round.number,
             placements: self.placements.clone(),
             spec: self.spec.clone(),
+            hook: self.hook_folder(),
         };
         let call = self.logs.calls().start(move |step| request.make(step)).map_err(|source| {
             none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
@@ -269,6 +288,7 @@ impl WorkerGroup {
         let GenerationContext { generation, round, .. } = context;
         self.attempt = folders.attempt;
         self.program = folders.program;
+        self.hook = folders.hook;
         self.logs.set_files(folders.files);
         tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
         if let Some(attempt) = &self.attempt {
@@ -297,11 +317,17 @@ impl WorkerGroup {
         let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
-        let command =
-            worker_command(&self.spec, context, placement, &self.environment, error_file.as_deref())
-                .map_err(|source| LaunchError::Command { rank, source })?;
+        let is_external = self.spec.external_worker == Some(local_rank);
+        let dump = if is_external { None } else { self.open_dump(local_rank) };
+        let hook = self.hook.as_deref().zip(dump.as_ref()).map(|(folder, dump)| WorkerHook {
+            python_path: python_path(folder, &self.environment),
+            stacks: dump.variable(),
+        });
+        let files = WorkerFiles { error_file: error_file.as_deref(), hook: hook.as_ref() };
+        let command = worker_command(&self.spec, context, placement, &self.environment, files)
+            .map_err(|source| LaunchError::Command { rank, source })?;
         let worker = WorkerId { generation: context.generation, local_rank };
-        if self.spec.external_worker == Some(local_rank) {
+        if is_external {
             let script = self.script_path(local_rank);
             self.external_worker = Some(ExternalWorker::prepare(worker, &self.job, &command, &script)?);
             return Ok(());
@@ -317,15 +343,34 @@ impl WorkerGroup {
             stderr: child_end_fd(&streams.stderr),
         };
 
-        let pid = self.children.spawn(worker, &command, stdio, &self.inherited).map_err(|source| {
+        let mut spawn = || self.children.spawn(worker, &command, stdio, &self.inherited);
+        let spawned = match &dump {
+            Some(dump) => dump.inherited_by(spawn),
+            None => spawn(),
+        };
+        let pid = spawned.map_err(|source| {
             let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
             let source = SpawnError::new(source, &program);
             LaunchError::Spawn { rank, program, source }
         })?;
         self.pids.insert(local_rank, pid);
+        self.dumps.extend(dump.map(|dump| (local_rank, dump)));
         tracing::info!("rank {rank} on {device} is pid {pid}");
         tracing::debug!("rank {rank} runs {:?}", command.argv);
         Ok(())
+    }
+
+    /// Keeps the stacks for the failure report.
+    pub(super) fn set_unanswered(&mut self, stacks: UnansweredStacks) {
+        self.unanswered = Some(stacks);
+    }
+
+    /// The file for the stacks of a worker with a hook.
+    fn open_dump(&self, local_rank: LocalRank) -> Option<Arc<DumpFile>> {
+        self.hook.as_ref()?;
+        let warn =
+            |error: &io::Error| tracing::info!("local rank {local_rank} has no Python stacks: {error}");
+        DumpFile::open().inspect_err(warn).ok().map(Arc::new)
     }
 
     /// The path of the external worker's script.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use rankrun_core::job_event::JobState;
+use rankrun_core::stacks::WorkerStacks;
 
 /// The version that a request names. A job answers only its own version.
 pub const VERSION: u32 = 1;
@@ -20,6 +21,8 @@ pub enum ClientRequest {
     Stop,
     /// Stop all workers and start them again, outside of the restart budget.
     Restart,
+    /// The stacks of all workers of this node.
+    Stacks,
 }
 
 /// Why a request is refused. The text is the answer.
@@ -43,7 +46,7 @@ pub(crate) enum RequestError {
         version: u64,
     },
     /// This version has no such request.
-    #[error("no request has the name `{name}`: there are status, events, stop and restart")]
+    #[error("no request has the name `{name}`: there are status, events, stop, restart and stacks")]
     Unknown {
         /// The name in the request, shortened.
         name: String,
@@ -74,6 +77,7 @@ pub(crate) fn parse_request(line: &[u8]) -> Result<ClientRequest, RequestError> 
         "events" => Ok(ClientRequest::Events),
         "stop" => Ok(ClientRequest::Stop),
         "restart" => Ok(ClientRequest::Restart),
+        "stacks" => Ok(ClientRequest::Stacks),
         name => Err(RequestError::Unknown { name: name.chars().take(40).collect() }),
     }
 }
@@ -87,6 +91,7 @@ impl ClientRequest {
             Self::Events => "events",
             Self::Stop => "stop",
             Self::Restart => "restart",
+            Self::Stacks => "stacks",
         };
         format!("{{\"version\":{VERSION},\"request\":\"{name}\"}}\n")
     }
@@ -142,6 +147,8 @@ pub enum Reply {
     Status(Box<JobStatus>),
     /// One event of the stream.
     Event(JobEventLine),
+    /// The answer to [`ClientRequest::Stacks`], in the order of the ranks.
+    Stacks(Vec<WorkerStacks>),
     /// The request has reached the job, which acts on it now.
     Accepted(Accepted),
     /// The request is refused, or the stream ends before the job.
@@ -270,9 +277,13 @@ mod tests {
 
     #[test]
     fn request_line_is_parsed_back() {
-        for request in
-            [ClientRequest::Status, ClientRequest::Events, ClientRequest::Stop, ClientRequest::Restart]
-        {
+        for request in [
+            ClientRequest::Status,
+            ClientRequest::Events,
+            ClientRequest::Stop,
+            ClientRequest::Restart,
+            ClientRequest::Stacks,
+        ] {
             let line = request.to_line();
             assert_eq!(parse_request(line.trim_end().as_bytes()), Ok(request));
         }

@@ -28,6 +28,7 @@ use super::protocol::{
 };
 use super::snapshot::JobSnapshot;
 use crate::process::reserve::open_keeping_reserve;
+use crate::stacks::{StackTarget, take_stacks};
 
 /// More clients at the same time are refused.
 const MAX_CLIENTS: usize = 32;
@@ -51,6 +52,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 pub(crate) enum ControlRequest {
     /// The state of the job.
     Status(oneshot::Sender<Box<JobSnapshot>>),
+    /// The workers whose stacks are to be taken.
+    Stacks(oneshot::Sender<Vec<StackTarget>>),
     /// Stop the job.
     Stop {
         /// The pid of the client.
@@ -217,6 +220,7 @@ impl ControlClient {
             let reply = match request {
                 ClientRequest::Events => return self.stream_events(reader, writer).await,
                 ClientRequest::Status => self.status().await,
+                ClientRequest::Stacks => self.stacks().await,
                 ClientRequest::Stop => {
                     let client = self.pid;
                     self.ask(|reply| ControlRequest::Stop { client, reply }).await.map(reply_of)
@@ -238,6 +242,13 @@ impl ControlClient {
         // `/proc` and log files may block.
         let status = tokio::task::spawn_blocking(move || snapshot.complete()).await;
         status.map(|status| Reply::Status(Box::new(status))).map_err(|_| "the processes cannot be examined")
+    }
+
+    async fn stacks(&self) -> Result<Reply, &'static str> {
+        let targets = self.ask(ControlRequest::Stacks).await?;
+        // The workers' handlers take their time.
+        let stacks = tokio::task::spawn_blocking(move || take_stacks(targets)).await;
+        stacks.map(Reply::Stacks).map_err(|_| "the stacks cannot be taken")
     }
 
     async fn ask<T>(

@@ -109,6 +109,11 @@ pub(crate) fn descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     with_reserve(|| filter_descendants(root, true, &|_, parent_is| Ok(parent_is))).map(pids_of)
 }
 
+/// The same on another thread than the agent's, which must not wait for the reserve of descriptors.
+pub(crate) fn scan_descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
+    filter_descendants(root, true, &|_, parent_is| Ok(parent_is)).map(pids_of)
+}
+
 fn kill_targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
     match scope {
         KillScope::All => filter_descendants(own_pid(), true, &|_, parent_is| Ok(parent_is)),

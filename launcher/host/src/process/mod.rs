@@ -34,6 +34,7 @@ pub(crate) mod oom;
 pub mod probe;
 pub mod proc;
 pub(crate) mod program_file;
+pub(crate) mod raw_signal;
 pub mod replace;
 pub mod reserve;
 pub mod signal;

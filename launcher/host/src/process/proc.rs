@@ -78,18 +78,22 @@ pub fn parent_of(child: Pid) -> Option<Pid> {
 }
 
 /// The text of `/proc/PID/stat`, of one process.
-pub(super) struct ProcessStat(String);
+pub(crate) struct ProcessStat(String);
 
 impl ProcessStat {
     /// `None` if there is no such process.
     pub(super) fn of(pid: Pid) -> Result<Option<Self>, ProcessScanError> {
         let raw = absent_if_not_found(fs::read(format!("/proc/{pid}/stat")))?;
-        // A name may hold any bytes (PR_SET_NAME).
-        Ok(raw.map(|raw| Self(String::from_utf8_lossy(&raw).into_owned())))
+        Ok(raw.map(|raw| Self::parse(&raw)))
+    }
+
+    /// The text of a `stat` file, also that of a thread. A name may hold any bytes (PR_SET_NAME).
+    pub(crate) fn parse(raw: &[u8]) -> Self {
+        Self(String::from_utf8_lossy(raw).into_owned())
     }
 
     /// The program's name, cut to 15 bytes.
-    pub(super) fn name(&self) -> Option<&str> {
+    pub(crate) fn name(&self) -> Option<&str> {
         let (before, _) = self.0.rsplit_once(')')?;
         before.split_once('(').map(|(_, name)| name)
     }
@@ -109,7 +113,7 @@ impl ProcessStat {
     }
 
     /// Its state, such as `S` or `D`.
-    pub(super) fn state(&self) -> Option<&str> {
+    pub(crate) fn state(&self) -> Option<&str> {
         self.field(3)
     }
 
@@ -118,15 +122,14 @@ impl ProcessStat {
         (14..=17).filter_map(|number| self.field(number)?.parse::<u64>().ok()).sum()
     }
 
+    /// User and system time of its own, in clock ticks.
+    pub(crate) fn own_cpu_ticks(&self) -> u64 {
+        (14..=15).filter_map(|number| self.field(number)?.parse::<u64>().ok()).sum()
+    }
+
     /// Its resident memory, in pages.
     pub(super) fn resident_pages(&self) -> u64 {
         self.field(24).and_then(|pages| pages.parse().ok()).unwrap_or_default()
-    }
-
-    /// Parses the text of the file.
-    #[cfg(test)]
-    pub(super) fn from_text(text: &str) -> Self {
-        Self(text.to_owned())
     }
 
     /// Whether the process has a controlling terminal.

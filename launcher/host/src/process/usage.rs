@@ -97,9 +97,9 @@ mod tests {
 
     /// `stat` of a process in this state that has used 1, 2, 3 and 4 ticks: user, system, and both of its children.
     fn stat(state: char) -> Option<ProcessStat> {
-        Some(ProcessStat::from_text(&format!(
-            "7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99 8192 5"
-        )))
+        Some(ProcessStat::parse(
+            format!("7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99 8192 5").as_bytes(),
+        ))
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub(crate) mod parent_file;
 pub mod program;
 pub(crate) mod rank_names;
 pub(crate) mod rank_table;
+pub mod stacks;
 pub(crate) mod summary;
 pub(crate) mod torch_log;
 pub(crate) mod torch_report;

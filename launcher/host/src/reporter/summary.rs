@@ -17,12 +17,14 @@ use crate::reporter::causes::is_exception;
 use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::log_space::{self, LogDisk};
 use crate::reporter::memory::{self, kill_in_words};
+use crate::reporter::stacks::render_folded;
 use peers::PeerReport;
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::job_event::{FailureKind, ForeignKill};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Exit, Pid, signal_name};
 use rankrun_core::rendezvous::NodeName;
+use rankrun_core::stacks::WorkerStacks;
 
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
@@ -75,6 +77,8 @@ pub(crate) struct FailureReport {
     pub other_ends: Vec<OtherEnd>,
     /// The reports of the other workers, if their error files are removed.
     pub peers: Vec<PeerReport>,
+    /// Where workers stood that were killed since they did not answer.
+    pub stacks: Vec<WorkerStacks>,
     /// The cause that its output and its exit point to: the hint of [`causes`](crate::reporter::causes).
     pub cause_hint: Option<String>,
 }
@@ -125,6 +129,10 @@ impl FailureReport {
         report.flatten().chain(raised).map(String::as_str)
     }
 }
+
+/// The report stays on one screen.
+const MAX_STACK_LINES: usize = 16;
+const SHOWN_CALLS: usize = 3;
 
 /// A call stack with this number of bytes of the message's start shows the message.
 const MESSAGE_START: usize = 1000;
@@ -177,6 +185,11 @@ pub(crate) fn render(failure: &FailureReport) -> String {
     if !tail.is_empty() {
         lines.push("  its last lines:".to_owned());
         lines.extend(tail.iter().map(|line| format!("    | {line}")));
+    }
+    if !failure.stacks.is_empty() {
+        lines.push("  where workers stood that did not answer:".to_owned());
+        let stacks = render_folded(&failure.stacks, SHOWN_CALLS);
+        lines.extend(stacks.lines().take(MAX_STACK_LINES).map(|line| format!("    {line}")));
     }
     lines.iter().fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{}", line.trim_end());

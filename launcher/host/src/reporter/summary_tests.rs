@@ -31,6 +31,7 @@ pub(in crate::reporter) fn example_failure() -> FailureReport {
         early: Vec::new(),
         other_ends: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         peers: Vec::new(),
+        stacks: Vec::new(),
         cause_hint: None,
     }
 }
@@ -66,6 +67,20 @@ fn failure_report_of_multi_node_job_names_node() {
     let first = "rank 5 (local rank 1) on node 1 (gpu-node-7, 10.0.0.2) failed first: killed by SIGKILL\n";
     assert!(text.starts_with(first), "{text}");
     assert!(text.contains("  node      1, gpu-node-7, 10.0.0.2\n"), "{text}");
+}
+
+#[test]
+fn failure_report_shows_stacks_on_one_screen() {
+    let worker = |rank: u32| WorkerStacks {
+        rank,
+        python_absence: Some(format!("rank {rank} has none")),
+        ..WorkerStacks::default()
+    };
+    let failure = FailureReport { stacks: (0..50).map(worker).collect(), ..example_failure() };
+    let text = render(&failure);
+    let stacks = text.split_once("  where workers stood that did not answer:\n").unwrap().1;
+    assert!(stacks.starts_with("    rank 0: rank 0 has none\n"), "{text}");
+    assert_eq!(stacks.lines().filter(|line| line.contains("has none")).count(), MAX_STACK_LINES);
 }
 
 #[test]

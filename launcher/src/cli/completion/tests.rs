@@ -134,7 +134,7 @@ fn completion_connects_to_no_job() {
 fn help_completes_commands_and_topics() {
     assert_eq!(offered(&["help", "de"]), ["deepspeed", "devices"]);
     assert_eq!(offered(&["acc"]), ["accelerate"]);
-    assert_eq!(offered(&["help", "st"]), ["status", "stop", "stopping"]);
+    assert_eq!(offered(&["help", "st"]), ["stacks", "status", "stop", "stopping"]);
     let all = offered(&["help", ""]);
     for topic in TOPICS {
         assert!(all.contains(&topic.to_owned()), "{topic}: {all:?}");

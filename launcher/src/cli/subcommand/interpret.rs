@@ -95,6 +95,7 @@ pub(in crate::cli) fn interpret(
         Subcommand::Status { job, json, check } => {
             control(ControlVerb::Job(if check { JobVerb::Check } else { JobVerb::Status }), job, json)
         }
+        Subcommand::Stacks { job, rank, json } => control(ControlVerb::Job(JobVerb::Stacks(rank)), job, json),
         Subcommand::Stop { job, wait } => control(
             ControlVerb::Job(if wait { JobVerb::StopAndWait } else { JobVerb::Stop }),
             Some(job),

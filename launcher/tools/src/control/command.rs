@@ -1,4 +1,4 @@
-//! `rankrun ls`, `status`, `stop` and `restart`: finds the job, asks it, and prints the answer.
+//! `rankrun ls`, `status`, `stacks`, `stop` and `restart`: finds the job, asks it, and prints the answer.
 
 use std::borrow::Cow;
 
@@ -54,6 +54,8 @@ pub enum JobVerb {
     StopAndWait,
     /// `restart`
     Restart,
+    /// `stacks`: of all ranks of this node, or of one.
+    Stacks(Option<u32>),
 }
 
 /// Why a command has no answer.

@@ -13,9 +13,11 @@ use super::socket::{ControlConnection, ControlError, answer_deadline};
 use crate::explain::Style;
 use rankrun_core::exit_code::ExitStatus;
 use rankrun_core::spec::OutputFormat;
+use rankrun_core::stacks::WorkerStacks;
 use rankrun_host::blocking::CallStep;
 use rankrun_host::control::folder::JobFolder;
 use rankrun_host::control::protocol::{Accepted, ClientRequest, JobStatus, Reply};
+use rankrun_host::reporter::stacks::{render_folded, render_worker};
 
 /// The server closes a client that asks nothing for 5 s.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -51,6 +53,14 @@ pub(super) fn act(
             let status = if is_healthy { ExitStatus::SUCCESS } else { ExitStatus::Code(UNHEALTHY) };
             return Ok(Answer::Status(status));
         }
+        JobVerb::Stacks(rank) => {
+            let workers = stacks(&mut ControlConnection::open(folder, deadline)?, rank)?;
+            match (format, &workers[..]) {
+                (OutputFormat::Json, workers) => pages::stacks_json(workers),
+                (OutputFormat::Text, [worker]) if rank.is_some() => render_worker(worker),
+                (OutputFormat::Text, workers) => render_folded(workers, usize::MAX),
+            }
+        }
         JobVerb::Stop => {
             send(ClientRequest::Stop)?;
             format!("job {} is told to stop\n", folder.job)
@@ -65,6 +75,22 @@ pub(super) fn act(
             format!("job {} starts its workers again\n", folder.job)
         }
     }))
+}
+
+/// The stacks of all ranks of this node, or of one.
+fn stacks(connection: &mut ControlConnection, rank: Option<u32>) -> Result<Vec<WorkerStacks>, ControlError> {
+    let workers = match connection.ask(ClientRequest::Stacks)? {
+        Reply::Stacks(workers) => workers,
+        other => return Err(ControlError::Answer(format!("{other:?}"))),
+    };
+    let Some(rank) = rank else { return Ok(workers) };
+    let ranks: Vec<String> = workers.iter().map(|worker| worker.rank.to_string()).collect();
+    let found: Vec<_> = workers.into_iter().filter(|worker| worker.rank == rank).collect();
+    if found.is_empty() {
+        let ranks = ranks.join(", ");
+        return Err(ControlError::Refused(format!("no rank {rank} is on this node; its ranks are {ranks}")));
+    }
+    Ok(found)
 }
 
 /// Returns after the end of the launcher.

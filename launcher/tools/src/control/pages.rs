@@ -10,6 +10,7 @@ use crate::explain::Style;
 use crate::inspect::page::{Align, Column, Page, Row, Tone};
 use rankrun_core::gc::format_age;
 use rankrun_core::job_event::JobState;
+use rankrun_core::stacks::WorkerStacks;
 use rankrun_host::control::protocol::{JobStatus, RankState, WorkerStatus};
 
 /// A job and its answer.
@@ -170,6 +171,11 @@ pub(crate) fn list_json(jobs: &[ListedJob<'_>]) -> String {
 /// `rankrun status --json`.
 pub(crate) fn status_json(status: &JobStatus) -> String {
     to_json(status)
+}
+
+/// `rankrun stacks --json`.
+pub(crate) fn stacks_json(workers: &[WorkerStacks]) -> String {
+    to_json(workers)
 }
 
 fn to_json<T: Serialize + ?Sized>(value: &T) -> String {

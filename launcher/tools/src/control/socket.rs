@@ -13,8 +13,8 @@ use rankrun_host::control::folder::{ANSWER_TIMEOUT, JobFolder};
 use rankrun_host::control::protocol::{ClientRequest, ErrorKind, Reply, ReplyLine};
 use rankrun_host::process::proc::{open_parent, parent_of};
 
-/// A status of a thousand ranks has 200 KiB.
-const MAX_REPLY_BYTES: u64 = 4 << 20;
+/// A status of a thousand ranks has 200 KiB; stacks have more, since each call has its file.
+const MAX_REPLY_BYTES: u64 = 16 << 20;
 
 /// Why a job gives no answer.
 #[derive(Debug, thiserror::Error)]

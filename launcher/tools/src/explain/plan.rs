@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID};
+use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID, STACKS};
 
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
@@ -17,11 +17,12 @@ use rankrun_core::facts::Facts;
 use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
-use rankrun_core::worker_command::WorkerCommand;
 use rankrun_core::worker_command::{
-    GenerationContext, hidden_variables, split_entry, worker_command, worker_environment,
+    GenerationContext, WorkerCommand, WorkerFiles, WorkerHook, hidden_variables, split_entry, worker_command,
+    worker_environment,
 };
 use rankrun_host::error::LaunchError;
+use rankrun_host::hooks::{hook_folder, python_path};
 use rankrun_host::logs::tree::Attempt;
 use rankrun_host::system::short_hostname;
 
@@ -39,16 +40,20 @@ impl LaunchPlan<'_> {
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = worker_command(self.spec, &self.context, placement, inherited, error_file.as_deref())
+        let is_external = self.spec.external_worker == Some(local_rank);
+        let folder = hook_folder(self.spec, inherited).filter(|_| !is_external);
+        let hook = folder
+            .map(|folder| WorkerHook { python_path: python_path(&folder, inherited), stacks: String::new() });
+        let files = WorkerFiles { error_file: error_file.as_deref(), hook: hook.as_ref() };
+        let command = worker_command(self.spec, &self.context, placement, inherited, files)
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = worker_environment(self.spec, &self.context, placement, error_file.as_deref());
+        let variables = worker_environment(self.spec, &self.context, placement, files);
         let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let names = self.spec.device_request.setting_names();
         let routes = routes(&self.spec.logs, owner, folder.as_deref());
-        let is_external = self.spec.external_worker == Some(local_rank);
         Ok(WorkerPlan {
             rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
@@ -113,8 +118,8 @@ impl LaunchPlan<'_> {
             }
             MASTER_PORT if value == "0" => LaunchValue::AtLaunch(Pending::FreePort),
             RUN_ID if self.sources.is_run_id_fresh() => LaunchValue::AtLaunch(Pending::RunId),
-            // Both name the processes of one launch.
-            JOB | NESTING => LaunchValue::AtLaunch(Pending::Mark),
+            // They name processes and descriptors of one launch.
+            JOB | NESTING | STACKS => LaunchValue::AtLaunch(Pending::Mark),
             ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),
             _ => LaunchValue::Known(value.to_owned()),
         }

@@ -10,9 +10,27 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::{State, insert_action};
 use crate::agent::message::{Action, Input, NotJoined};
-use crate::agent::phase::{JobPhase, StartProgress};
+use crate::agent::phase::{JobPhase, StartProgress, StopStage};
 use crate::job_event::{FailureKind, JobEvent, WorkerEnd};
 use crate::spec::stop::StopReason;
+
+/// What ends workers that do not answer, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnansweredDeadline {
+    /// They ignore the signal to stop.
+    Kill(Instant),
+    /// They do not join the store.
+    Join(Instant),
+}
+
+impl UnansweredDeadline {
+    #[must_use]
+    pub const fn at(self) -> Instant {
+        match self {
+            Self::Kill(at) | Self::Join(at) => at,
+        }
+    }
+}
 
 impl State {
     /// Handles an answer to [`Action::Start`]. One about an old generation changes nothing.
@@ -44,6 +62,21 @@ impl State {
     /// When the start limit of the running generation is checked.
     pub(super) const fn start_timeout_at(&self) -> Option<Instant> {
         if matches!(self.phase, JobPhase::Running { .. }) { self.join_by } else { None }
+    }
+
+    /// The time that ends workers which do not answer: SIGKILL, or the end of their time to join. Their stacks are
+    /// worth taking before it.
+    #[must_use]
+    pub fn unanswered_deadline(&self) -> Option<UnansweredDeadline> {
+        if self.is_suspended() {
+            return None;
+        }
+        match &self.phase {
+            JobPhase::Stopping { live, stage: StopStage::Asked { kill_at, .. }, .. } => {
+                (!live.is_empty()).then_some(UnansweredDeadline::Kill(*kill_at))
+            }
+            _ => self.start_timeout_at().map(UnansweredDeadline::Join),
+        }
     }
 
     /// The query for missing workers, if the limit has expired.

@@ -15,10 +15,12 @@ use crate::reporter::log_space;
 use crate::reporter::memory::end_in_words;
 use crate::system::short_hostname;
 use rankrun_core::agent::failure::Failure;
+use rankrun_core::agent::state::start::UnansweredDeadline;
 use rankrun_core::job_event::activity::LastOutput;
-use rankrun_core::job_event::{ErrorFileInfo, LostPeer, WorkerEnd, lost_peer_phrase};
+use rankrun_core::job_event::{ErrorFileInfo, FailureKind, LostPeer, WorkerEnd, lost_peer_phrase};
 use rankrun_core::placement::WorkerId;
 use rankrun_core::rendezvous::{FailureNote, NodeName, WorkerFailure};
+use rankrun_core::stacks::WorkerStacks;
 
 /// How long a failed worker's last lines are awaited if its output is held up.
 const OUTPUT_WAIT: Duration = Duration::from_millis(50);
@@ -50,7 +52,19 @@ impl WorkerGroup {
             is_output_seen: self.logs.last_outputs(&[worker]) != [LastOutput::Unavailable],
             oom: self.oom_kills(),
             log_disk: self.log_disk(local_rank),
+            stacks: self.stacks_of(failure),
         }
+    }
+
+    /// The stacks that were taken before the end of this generation. Workers that joined in time after all stand
+    /// elsewhere since then.
+    fn stacks_of(&self, failure: &Failure) -> &[WorkerStacks] {
+        let is_late = matches!(failure.kind, FailureKind::NotJoined { .. });
+        let taken = self.unanswered.as_ref().filter(|taken| {
+            let is_of_kill = matches!(taken.deadline, UnansweredDeadline::Kill(_));
+            taken.generation == failure.generation && (is_of_kill || is_late)
+        });
+        taken.map_or(&[], |taken| &taken.workers)
     }
 
     /// Reads a failed worker's error file, which is kept until the next generation.

@@ -2,11 +2,13 @@
 //! specification says which; the worker group gets them before it spawns.
 
 use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rankrun_contract::rank::RestartCount;
 
 use crate::blocking::CallStep;
+use crate::hooks::{HookError, install_hook};
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{LogError, LogFiles};
 use crate::process::exec_files::read_exec_files;
@@ -25,6 +27,8 @@ pub(super) struct FolderRequest {
     pub(super) round: u64,
     pub(super) placements: Vec<Placement>,
     pub(super) spec: LaunchSpec,
+    /// The folder of the workers' hook.
+    pub(super) hook: Option<PathBuf>,
 }
 
 /// The log folders of a generation, and its open log files.
@@ -34,6 +38,16 @@ pub(in crate::agent) struct GenerationFolders {
     pub(super) routes: Vec<Routes>,
     pub(super) files: LogFiles,
     pub(super) program: ProgramFile,
+    /// The folder of the workers' hook, where it can be used.
+    pub(super) hook: Option<PathBuf>,
+}
+
+/// The folder, if the hook in it can be used.
+fn install(folder: &Path, step: &CallStep) -> Option<PathBuf> {
+    step.set(format!("the file system of `{}`", folder.display()));
+    let warn = |error: &HookError| tracing::info!("no hook in workers, so no Python stacks: {error}");
+    install_hook(folder).inspect_err(warn).ok()?;
+    Some(folder.to_owned())
 }
 
 impl FolderRequest {
@@ -46,6 +60,7 @@ impl FolderRequest {
         } else {
             ProgramFile::Other
         };
+        let hook = self.hook.as_deref().and_then(|folder| install(folder, step));
         if let Some(folder) = self.spec.logs.dir.folder() {
             step.set(format!("the file system of the log folder `{}`", folder.display()));
         }
@@ -57,7 +72,7 @@ impl FolderRequest {
             started.filter(|(placement, _)| self.spec.external_worker != Some(placement.local_rank));
         let started = started.map(|(_, routes)| routes);
         let files = LogFiles::open(started, attempt.as_ref(), &self.spec.logs.duplicates);
-        Ok(GenerationFolders { attempt, routes, files, program })
+        Ok(GenerationFolders { attempt, routes, files, program, hook })
     }
 
     /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.

@@ -10,6 +10,7 @@ use super::WorkerGroup;
 use crate::agent::rendezvous_handle::program_name;
 use crate::control::protocol::{JobStatus, RankState, WorkerStatus};
 use crate::control::snapshot::JobSnapshot;
+use crate::stacks::StackTarget;
 use rankrun_core::agent::state::control::StateSummary;
 use rankrun_core::device::ChosenDevice;
 use rankrun_core::placement::{Placement, WorkerId};
@@ -45,6 +46,18 @@ impl WorkerGroup {
             ranks: self.placements.iter().map(|placement| self.rank_status(placement, is_live)).collect(),
         };
         JobSnapshot { status, outputs: self.logs.output_reader(&workers) }
+    }
+
+    /// The workers of this node, for their stacks.
+    pub(in crate::agent) fn stack_targets(&self, is_live: &dyn Fn(LocalRank) -> bool) -> Vec<StackTarget> {
+        let target = |placement: &Placement| StackTarget {
+            rank: placement.rank.0,
+            local_rank: placement.local_rank.0,
+            pid: self.pids.get(&placement.local_rank).copied(),
+            is_live: is_live(placement.local_rank),
+            dump: self.dumps.get(&placement.local_rank).cloned(),
+        };
+        self.placements.iter().map(target).collect()
     }
 
     fn rank_status(&self, placement: &Placement, is_live: &dyn Fn(LocalRank) -> bool) -> WorkerStatus {

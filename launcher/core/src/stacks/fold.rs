@@ -1,0 +1,122 @@
+//! Workers that stand at the same place are one entry.
+
+use std::collections::BTreeMap;
+
+use super::{Frame, WorkerStacks};
+
+/// Workers at the same place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackFold {
+    pub ranks: Vec<u32>,
+    /// The headline behind the ranks.
+    pub place: String,
+    /// The calls of the main thread, the innermost first.
+    pub frames: Vec<Frame>,
+}
+
+/// The workers by place, those with the fewest ranks first: the rank that the others wait for stands alone.
+#[must_use]
+pub fn fold(workers: &[WorkerStacks]) -> Vec<StackFold> {
+    let mut places: BTreeMap<(Vec<Frame>, String), Vec<u32>> = BTreeMap::new();
+    for worker in workers {
+        let frames = worker.main_thread().map(|thread| thread.frames.clone()).unwrap_or_default();
+        places.entry((frames, place_of(worker))).or_default().push(worker.rank);
+    }
+    let mut folds: Vec<StackFold> =
+        places.into_iter().map(|((frames, place), ranks)| StackFold { ranks, place, frames }).collect();
+    folds.sort_by_key(|fold| (fold.ranks.len(), fold.ranks.first().copied()));
+    folds
+}
+
+/// The innermost call of the program's own code, and what it waits in.
+fn place_of(worker: &WorkerStacks) -> String {
+    let Some(thread) = worker.main_thread() else { return kernel_place(worker) };
+    let Some(innermost) = thread.frames.first() else { return "Python runs no code of a program".to_owned() };
+    match thread.frames.iter().find(|frame| frame.is_of_program()) {
+        Some(own) if own == innermost => innermost.title(),
+        Some(own) => format!("{}, in {}", own.title(), innermost.title()),
+        None => innermost.title(),
+    }
+}
+
+fn kernel_place(worker: &WorkerStacks) -> String {
+    let python = worker.python_absence.as_deref().unwrap_or("no Python stack");
+    match (worker.threads.first(), &worker.kernel_absence) {
+        (Some(main), _) => {
+            let others = match worker.threads.len() - 1 {
+                0 => String::new(),
+                1 => ", beside 1 thread".to_owned(),
+                others => format!(", beside {others} threads"),
+            };
+            format!("{}{others}; {python}", main.activity())
+        }
+        (None, Some(kernel)) => format!("{python}; {kernel}"),
+        (None, None) => python.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{KernelThread, PythonThread};
+    use super::*;
+
+    fn frame(function: &str, file: &str, line: u32) -> Frame {
+        Frame { function: function.to_owned(), file: file.to_owned(), line }
+    }
+
+    fn python(rank: u32, frames: Vec<Frame>) -> WorkerStacks {
+        let other =
+            PythonThread { frames: vec![frame("run", "/x/loader.py", rank)], ..PythonThread::default() };
+        let main = PythonThread { frames, is_current: true, ..PythonThread::default() };
+        WorkerStacks { rank, python: vec![other, main], ..WorkerStacks::default() }
+    }
+
+    #[test]
+    fn workers_at_same_place_are_one_fold_and_lonely_rank_is_first() {
+        let torch = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py";
+        let waiting = vec![frame("all_reduce", torch, 2810), frame("step", "/u/train.py", 41)];
+        let loading = vec![frame("load_batch", "/u/data.py", 17), frame("step", "/u/train.py", 40)];
+        let workers = [
+            python(0, waiting.clone()),
+            python(1, loading.clone()),
+            python(2, waiting.clone()),
+            python(3, vec![frame("<module>", "<frozen runpy>", 1)]),
+        ];
+        let folds = fold(&workers);
+        let seen: Vec<(&[u32], &str)> =
+            folds.iter().map(|fold| (&fold.ranks[..], fold.place.as_str())).collect();
+        let waits = "step (train.py:41), in all_reduce (distributed_c10d.py:2810)";
+        let expected: [(&[u32], &str); 3] =
+            [(&[1], "load_batch (data.py:17)"), (&[3], "<module> (<frozen runpy>:1)"), (&[0, 2], waits)];
+        assert_eq!(seen, expected);
+        assert_eq!(folds[2].frames, waiting);
+    }
+
+    #[test]
+    fn main_thread_of_a_dump_without_all_threads_is_the_current_one() {
+        let mut worker = python(0, vec![frame("f", "/u/a.py", 1)]);
+        worker.python.push(PythonThread::default());
+        assert!(worker.main_thread().is_some_and(|thread| !thread.is_current));
+        worker.is_python_cut = true;
+        assert!(worker.main_thread().is_some_and(|thread| thread.is_current));
+    }
+
+    #[test]
+    fn worker_without_python_stack_stands_where_the_kernel_shows_it() {
+        let thread = |call: &str| KernelThread {
+            state: "S".to_owned(),
+            system_call: Some(call.to_owned()),
+            ..KernelThread::default()
+        };
+        let mut worker = WorkerStacks {
+            python_absence: Some("its Python has no hook".to_owned()),
+            threads: vec![thread("futex"), thread("poll")],
+            ..WorkerStacks::default()
+        };
+        let place = |worker: &WorkerStacks| fold(std::slice::from_ref(worker)).remove(0).place;
+        assert_eq!(place(&worker), "sleeps in futex, beside 1 thread; its Python has no hook");
+        worker.threads.clear();
+        worker.kernel_absence = Some("`/proc` does not show it".to_owned());
+        assert_eq!(place(&worker), "its Python has no hook; `/proc` does not show it");
+    }
+}

@@ -1,0 +1,112 @@
+//! Words for the stacks of workers: folded for all of them, or every thread of one. Pure.
+
+use std::fmt::Write;
+
+use rankrun_contract::rank::Rank;
+use rankrun_core::plain::plain;
+use rankrun_core::stacks::fold::{StackFold, fold};
+use rankrun_core::stacks::{Frame, KernelThread, WorkerStacks};
+
+use super::rank_names::rank_names;
+
+/// The main threads of all workers, equal stacks once; `most` calls of each.
+#[must_use]
+pub fn render_folded(workers: &[WorkerStacks], most: usize) -> String {
+    let mut text = String::new();
+    for StackFold { ranks, place, frames } in fold(workers) {
+        let _ = writeln!(text, "{}: {}", rank_names(ranks.into_iter().map(Rank)), plain(&place));
+        push_frames(&frames, most, &mut text);
+    }
+    text
+}
+
+/// Every thread of one worker.
+#[must_use]
+pub fn render_worker(worker: &WorkerStacks) -> String {
+    let pid = worker.pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
+    let mut text = format!("rank {}{pid}\n", worker.rank);
+    // The main thread stands last in the dump.
+    for thread in worker.python.iter().rev() {
+        let name = thread.name.as_ref().map_or_else(String::new, |name| format!(" {}", plain(name)));
+        let _ = writeln!(text, "  Python thread{name} 0x{}", thread.id);
+        push_frames(&thread.frames, usize::MAX, &mut text);
+    }
+    if worker.is_python_cut {
+        text.push_str("  further Python threads are left out\n");
+    }
+    for absence in worker.python_absence.iter().chain(&worker.kernel_absence) {
+        let _ = writeln!(text, "  {}", plain(absence));
+    }
+    for thread in &worker.threads {
+        let KernelThread { id, name, cpu_seconds, .. } = thread;
+        let activity = thread.activity();
+        let _ = writeln!(text, "  thread {id} ({}): {activity}; CPU {cpu_seconds:.2} s", plain(name));
+    }
+    text
+}
+
+fn push_frames(frames: &[Frame], most: usize, text: &mut String) {
+    for Frame { function, file, line } in frames.iter().take(most) {
+        let _ = writeln!(text, "    {}", plain(&format!("{file}:{line} in {function}")));
+    }
+    match frames.len().saturating_sub(most) {
+        0 => {}
+        1 => text.push_str("    and 1 outer call\n"),
+        left => _ = writeln!(text, "    and {left} outer calls"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankrun_core::stacks::PythonThread;
+
+    fn worker(rank: u32, frames: &[(&str, u32)]) -> WorkerStacks {
+        let frame = |(function, line): &(&str, u32)| Frame {
+            function: (*function).to_owned(),
+            file: "/u/train.py".to_owned(),
+            line: *line,
+        };
+        let frames = frames.iter().map(frame).collect();
+        let main = PythonThread { id: "7f00".to_owned(), frames, ..PythonThread::default() };
+        let thread = KernelThread {
+            id: 70,
+            name: "py\x1b[31mthon".to_owned(),
+            state: "S".to_owned(),
+            system_call: Some("futex".to_owned()),
+            cpu_seconds: 1.5,
+            ..KernelThread::default()
+        };
+        let (pid, threads) = (Some(70), vec![thread]);
+        WorkerStacks { rank, pid, python: vec![main], threads, ..WorkerStacks::default() }
+    }
+
+    #[test]
+    fn folded_text_names_ranks_and_place_before_calls() {
+        let waiting = [("wait", 9), ("step", 41), ("<module>", 80)];
+        let workers: Vec<_> = [0, 1, 2].map(|rank| worker(rank, &waiting)).into();
+        let text = render_folded(&[workers, vec![worker(3, &[("load", 17)])]].concat(), 1);
+        let expected = "\
+rank 3: load (train.py:17)
+    /u/train.py:17 in load
+ranks 0-2: wait (train.py:9)
+    /u/train.py:9 in wait
+    and 2 outer calls
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn text_of_one_worker_has_its_threads_and_no_control_characters() {
+        let mut worker = worker(3, &[("load", 17)]);
+        worker.kernel_absence = Some("no more".to_owned());
+        let expected = "\
+rank 3, pid 70
+  Python thread 0x7f00
+    /u/train.py:17 in load
+  no more
+  thread 70 (python): sleeps in futex; CPU 1.50 s
+";
+        assert_eq!(render_worker(&worker), expected);
+    }
+}

@@ -1,0 +1,286 @@
+//! Where workers stand: the hook of Python workers, `rankrun stacks`, and the stacks before a SIGKILL.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use harness::{Job, Launch, Name, Outcome, Scratch, is_rankrun};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// What each rank does, by its name on the command line; each says `ready` first.
+const PROGRAM: &str = r#"
+import ctypes, os, signal, sys, threading, time
+
+def sleeps():
+    print("ready", flush=True)
+    time.sleep(1000)
+
+def spins():
+    print("ready", flush=True)
+    while True:
+        pass
+
+def holds_gil():
+    reader, writer = os.pipe()
+    print("ready", flush=True)
+    ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+
+def replaces_handler():
+    signal.signal(43, lambda *_: None)
+    sleeps()
+
+def closes_descriptors():
+    os.closerange(3, 1000)
+    sleeps()
+
+def waits():
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    print("ready", flush=True)
+    threading.Event().wait()
+
+def ignores_stop():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleeps()
+
+names = sys.argv[1].split(",")
+globals()[names[int(os.environ["RANK"]) % len(names)]]()
+"#;
+
+/// Prints what a program can see of a hook.
+const VISIBLE: &str = r#"
+import os, subprocess, sys
+show = "import os, sys; print('child', sys.path, os.environ.get('PYTHONPATH'), os.environ.get('RANKRUN_STACKS'))"
+print("own", sys.path, os.environ.get("PYTHONPATH"), os.environ.get("RANKRUN_STACKS"), sorted(sys.path_importer_cache))
+print("customized by", getattr(sys.modules.get("sitecustomize"), "__file__", None), flush=True)
+subprocess.run([sys.executable, "-c", show], check=True)
+"#;
+
+struct Workers {
+    scratch: Scratch,
+}
+
+impl Workers {
+    /// `None` under another launcher.
+    fn new() -> Option<Self> {
+        let scratch = is_rankrun().then(Scratch::new)?;
+        assert!(scratch.folder("runtime", 0o700).ends_with("runtime"));
+        Some(Self { scratch })
+    }
+
+    fn file(&self, name: &str, content: &str) -> String {
+        self.scratch.file(name, content, 0o600)
+    }
+
+    fn launch(&self, name: Name, workers: usize) -> Launch {
+        let launch = Launch::standalone(name, workers);
+        launch.env("XDG_RUNTIME_DIR", self.scratch.path().join("runtime")).env("XDG_CACHE_HOME", self.cache())
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.scratch.path().join("cache")
+    }
+
+    /// A job whose ranks do these things, once all have begun.
+    fn start(&self, options: &[&str], names: &[&str]) -> Job {
+        let script = self.file("program.py", PROGRAM);
+        let launch = self.launch(Name::Rankrun, names.len()).args(options.iter().copied());
+        let job = launch.args([&*script, &names.join(",")]).start();
+        job.wait_for_lines("ready", names.len());
+        job.wait_until("the job has a socket", || self.ask(&["status"]).status.code() == Some(0));
+        // A line is printed a moment before the wait.
+        let waits = |worker: &Value| {
+            worker["threads"][0]["state"] != "R" || calls(worker).contains(&"spins".to_owned())
+        };
+        job.wait_until("all ranks stand", || self.stacks().iter().all(waits));
+        job
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Outcome {
+        let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.scratch.path().join("runtime"));
+        launch.args(arguments.iter().copied()).run()
+    }
+
+    #[track_caller]
+    fn stacks(&self) -> Vec<Value> {
+        let outcome = self.ask(&["stacks", "--json"]);
+        outcome.expect_exit_code(0);
+        serde_json::from_str(&outcome.stdout()).unwrap_or_else(|error| panic!("{error}: {outcome}"))
+    }
+
+    fn run_visible(&self, launch: Launch) -> Vec<String> {
+        let script = self.file("visible.py", VISIBLE);
+        let outcome = launch.args([&*script]).run();
+        outcome.expect_exit_code(0);
+        outcome.stdout_lines()
+    }
+}
+
+#[track_caller]
+fn stop(job: Job) {
+    job.signal(Signal::SIGKILL);
+    let _ = job.wait_or_kill();
+}
+
+/// The calls of the main thread, the innermost first.
+fn calls(worker: &Value) -> Vec<String> {
+    let threads = worker["python"].as_array().expect("a list");
+    let frames = threads.last().map(|thread| thread["frames"].as_array().expect("a list"));
+    let function = |frame: &Value| frame["function"].as_str().expect("a name").to_owned();
+    frames.into_iter().flatten().map(function).collect()
+}
+
+#[test]
+fn stacks_show_where_each_python_worker_stands() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&[], &["sleeps", "spins", "holds_gil", "waits"]);
+    let stacks = workers.stacks();
+    for (worker, own) in stacks.iter().zip(["sleeps", "spins", "holds_gil", "waits"]) {
+        let calls = calls(worker);
+        let program: Vec<&str> = calls.iter().map(String::as_str).filter(|name| *name != "wait").collect();
+        assert_eq!(program, [own, "<module>"], "{worker}");
+        assert!(worker["threads"][0]["state"].is_string(), "{worker}");
+    }
+    assert_eq!(stacks[3]["python"].as_array().map(Vec::len), Some(2), "{}", stacks[3]);
+    // A second answer has nothing of the first.
+    assert_eq!(
+        workers.stacks().iter().map(calls).collect::<Vec<_>>(),
+        stacks.iter().map(calls).collect::<Vec<_>>()
+    );
+    stop(job);
+}
+
+#[test]
+fn equal_stacks_are_folded_and_one_rank_has_all_its_threads() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&[], &["waits", "sleeps", "waits", "waits"]);
+    let text = workers.ask(&["stacks"]).stdout();
+    assert!(text.starts_with("rank 1: sleeps (program.py:6)\n"), "{text}");
+    assert!(text.contains("\nranks 0, 2, 3: waits (program.py:29), in wait (threading.py:"), "{text}");
+    let text = workers.ask(&["stacks", "--rank", "2"]).stdout();
+    assert!(text.starts_with("rank 2, pid ") && text.matches("Python thread").count() == 2, "{text}");
+    let refused = workers.ask(&["stacks", "--rank", "9"]);
+    refused.expect_exit_code(1).expect_stderr("no rank 9 is on this node; its ranks are 0, 1, 2, 3");
+    stop(job);
+}
+
+#[test]
+fn worker_without_answer_is_shown_as_the_kernel_sees_it() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&[], &["sleeps", "replaces_handler", "closes_descriptors"]);
+    let stacks = workers.stacks();
+    assert_eq!(stacks[0]["python_absence"], Value::Null);
+    assert_eq!(stacks[1]["python_absence"], "its program has replaced the hook's signal handler");
+    assert_eq!(stacks[2]["python_absence"], "its program has closed the hook's descriptor");
+    assert_eq!(stacks[2]["threads"][0]["state"], "S", "{}", stacks[2]);
+    let pid = i32::try_from(stacks[0]["pid"].as_i64().expect("a pid")).expect("a pid");
+    job.signal_to(pid, Signal::SIGSTOP);
+    job.wait_until("rank 0 is stopped", || harness::is_stopped(pid));
+    assert_eq!(workers.stacks()[0]["python_absence"], "it is stopped (SIGSTOP, a debugger)");
+    job.signal_to(pid, Signal::SIGCONT);
+    stop(job);
+}
+
+#[test]
+fn python_below_a_wrapper_is_asked_in_its_place() {
+    let Some(workers) = Workers::new() else { return };
+    let wrapper = workers.scratch.file("wrapper", "#!/bin/sh\n\"$@\"\nexit 0\n", 0o700);
+    let job = workers.start(&["--wrap", &format!("all:{wrapper}")], &["sleeps"]);
+    let stacks = workers.stacks();
+    assert_eq!(calls(&stacks[0]), ["sleeps", "<module>"], "{}", stacks[0]);
+    stop(job);
+}
+
+/// `-I` and `-S` leave the hook out; the default action of its signal would kill the worker.
+#[test]
+fn worker_without_hook_survives_a_request_for_its_stack() {
+    let Some(workers) = Workers::new() else { return };
+    let script = workers.file("program.py", PROGRAM);
+    for (options, is_python) in [(&["-I"][..], true), (&["-S"], true), (&[], false)] {
+        let launch = workers.launch(Name::Rankrun, 1);
+        let job = if is_python {
+            launch
+                .args(["--no-python", "python3"])
+                .args(options.iter().copied())
+                .args([&*script, "sleeps"])
+                .start()
+        } else {
+            launch.shell("echo ready; exec sleep 1000").start()
+        };
+        job.wait_for_line("ready");
+        job.wait_until("the job has a socket", || workers.ask(&["status"]).status.code() == Some(0));
+        let stacks = workers.stacks();
+        let absence = stacks[0]["python_absence"].as_str().expect("a reason").to_owned();
+        assert!(absence.starts_with("its program has no h"), "{absence}");
+        assert_eq!(stacks[0]["threads"][0]["state"], "S", "{options:?}");
+        stop(job);
+    }
+}
+
+#[test]
+fn hook_leaves_no_trace_in_program_and_its_children() {
+    let Some(workers) = Workers::new() else { return };
+    for path in [None, Some("/some/where:/else")] {
+        let launch = || {
+            let launch = workers.launch(Name::Rankrun, 1);
+            path.map_or_else(|| workers.launch(Name::Rankrun, 1), |path| launch.env("PYTHONPATH", path))
+        };
+        let without = workers.run_visible(launch().args(["--no-hooks"]));
+        assert!(!workers.cache().exists() || path.is_some());
+        assert_eq!(workers.run_visible(launch()), without);
+        assert!(workers.cache().join("rankrun").exists());
+    }
+}
+
+#[test]
+fn sitecustomize_of_user_runs_behind_the_hook() {
+    let Some(workers) = Workers::new() else { return };
+    let folder = workers.scratch.folder("mine", 0o700);
+    let own =
+        workers.file("mine/sitecustomize.py", "import sys\nprint('customized', __name__, flush=True)\n");
+    let lines = workers.run_visible(workers.launch(Name::Rankrun, 1).env("PYTHONPATH", folder));
+    assert_eq!(lines.iter().filter(|line| line.contains("customized sitecustomize")).count(), 2, "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains(&format!("customized by {own}"))), "{lines:?}");
+}
+
+#[test]
+fn cache_of_foreign_mode_switches_hook_off() {
+    let Some(workers) = Workers::new() else { return };
+    workers.run_visible(workers.launch(Name::Rankrun, 1));
+    let folder = fs::read_dir(workers.cache().join("rankrun")).unwrap().next().unwrap().unwrap().path();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+    let script = workers.file("visible.py", VISIBLE);
+    let outcome = workers.launch(Name::Rankrun, 1).args(["-v", &*script]).run();
+    outcome.expect_exit_code(0).expect_stderr("no hook in workers, so no Python stacks: `");
+    outcome.expect_stderr("mode 777): it must be 700");
+}
+
+#[test]
+fn torchrun_name_has_hooks_only_by_its_variable() {
+    let Some(workers) = Workers::new() else { return };
+    workers.run_visible(workers.launch(Name::Torchrun, 1));
+    assert!(!workers.cache().exists());
+    workers.run_visible(workers.launch(Name::Torchrun, 1).env("RANKRUN_HOOKS", "1"));
+    assert!(workers.cache().exists());
+}
+
+#[test]
+fn stacks_of_workers_that_ignore_the_stop_are_shown_before_sigkill() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&["--shutdown-timeout", "1"], &["ignores_stop", "ignores_stop"]);
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    outcome.expect_exit_code(143);
+    outcome
+        .expect_stderr("SIGKILL follows; the workers that do not stop:\nranks 0, 1: sleeps (program.py:6)\n");
+}
+
+#[test]
+fn report_of_a_late_start_shows_where_the_missing_worker_stands() {
+    let Some(workers) = Workers::new() else { return };
+    let script = workers.file("program.py", PROGRAM);
+    let launch = workers.launch(Name::Rankrun, 2).args(["--start-timeout", "2", &*script, "sleeps"]);
+    let outcome = launch.run();
+    outcome
+        .expect_stderr("  where workers stood that did not answer:\n    ranks 0, 1: sleeps (program.py:6)\n");
+}
