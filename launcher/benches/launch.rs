@@ -1,5 +1,5 @@
-//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each; what the hook of
-//! Python workers costs; and what it costs to look for accelerators.
+//! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each; a script of PyTorch
+//! with eight ranks under both launchers; what the hook of Python workers costs; and what it costs to look for accelerators.
 //!
 //! `cargo bench -p rankrun --bench launch [-- ROUNDS]`. The three take turns within one run, so that they see
 //! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is found
@@ -29,6 +29,13 @@ use common::{RANKRUN, median, torchrun};
 
 const WORKERS: usize = 8;
 const DEFAULT_ROUNDS: usize = 20;
+const SCRIPT_ROUNDS: usize = 5;
+const SCRIPT: &str = "
+import torch, torch.distributed as dist
+dist.init_process_group('gloo')
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+";
 const BARE_LOOP: &str = "--bare-loop";
 
 /// One launch from the start of the launcher to its end.
@@ -64,9 +71,38 @@ fn main() -> ExitCode {
         }
     }
     print_table(&contenders.iter().map(|(name, _)| *name).collect::<Vec<_>>(), &costs);
+    print_script();
     print_hooks(rounds);
     print_discovery(rounds);
     ExitCode::SUCCESS
+}
+
+/// A real script: the workers import PyTorch, meet, and call `all_reduce` once over gloo.
+fn print_script() {
+    let Some(torchrun) = torchrun() else { return };
+    let script = env::temp_dir().join(format!("rankrun-bench-{}.py", std::process::id()));
+    std::fs::write(&script, SCRIPT).unwrap();
+    let python = torchrun.with_file_name("python");
+    let mut walls = [Vec::new(), Vec::new()];
+    for round in 0..=SCRIPT_ROUNDS {
+        for (launcher, walls) in [PathBuf::from(RANKRUN), torchrun.clone()].into_iter().zip(&mut walls) {
+            let mut command = Command::new(launcher);
+            command.env("PYTHON_EXEC", &python).env("OMP_NUM_THREADS", "1");
+            let cost = measure(command.args(["--nproc-per-node", &WORKERS.to_string()]).arg(&script));
+            // The first round only warms the caches.
+            if round > 0 {
+                walls.push(cost.wall.as_secs_f64());
+            }
+        }
+    }
+    let _ = std::fs::remove_file(&script);
+    println!(
+        "\n| {WORKERS} x `init_process_group`, `all_reduce` | wall, median of {SCRIPT_ROUNDS} | rankrun's time |"
+    );
+    println!("|---|---|---|");
+    for (name, at) in [("rankrun", 0), ("torchrun 2.15", 1)] {
+        println!("| {name} | {:.2} s | {} |", median(walls[at].clone()), ratio(&walls[0], &walls[at]));
+    }
 }
 
 /// What the hook costs: the launcher alone, as `-S` leaves it out in Python, and together with Python.

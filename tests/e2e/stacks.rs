@@ -43,6 +43,28 @@ def ignores_stop():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sleeps()
 
+def blocks_all():
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+    sleeps()
+
+def recurses(depth):
+    if depth:
+        recurses(depth - 1)
+    time.sleep(1000)
+
+def deep_threads():
+    threading.stack_size(1 << 20)
+    for _ in range(80):
+        threading.Thread(target=recurses, args=(90,), daemon=True).start()
+    sleeps()
+
+def gets_signal_when_handler_is_gone():
+    import faulthandler
+    # As Python does at its end.
+    faulthandler.unregister(43)
+    os.kill(os.getpid(), 43)
+    print("alive", flush=True)
+
 names = sys.argv[1].split(",")
 globals()[names[int(os.environ["RANK"]) % len(names)]]()
 "#;
@@ -273,6 +295,52 @@ fn stacks_of_workers_that_ignore_the_stop_are_shown_before_sigkill() {
     outcome.expect_exit_code(143);
     outcome
         .expect_stderr("SIGKILL follows; the workers that do not stop:\nranks 0, 1: sleeps (program.py:6)\n");
+}
+
+/// Another worker blocks every signal, so its stack never comes.
+#[test]
+fn stacks_before_sigkill_come_although_one_worker_does_not_answer() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&["--shutdown-timeout", "2"], &["ignores_stop", "blocks_all"]);
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    outcome
+        .expect_stderr("SIGKILL follows; the workers that do not stop:\n")
+        .expect_stderr("rank 0: sleeps (program.py:")
+        .expect_stderr("it does not answer the signal\n");
+}
+
+/// A request may come when Python has already taken its handler away.
+#[test]
+fn request_at_the_end_of_python_does_not_kill_it() {
+    let Some(workers) = Workers::new() else { return };
+    let script = workers.file("program.py", PROGRAM);
+    let launch = workers.launch(Name::Rankrun, 1).args([&*script, "gets_signal_when_handler_is_gone"]);
+    launch.run().expect_exit_code(0).expect_stdout("alive\n");
+}
+
+#[test]
+fn main_thread_is_shown_where_the_other_threads_fill_the_dump() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&[], &["deep_threads"]);
+    let [worker] = &workers.stacks()[..] else { panic!("one worker") };
+    assert_eq!((&worker["is_python_cut"], &worker["is_main_missing"]), (&true.into(), &false.into()));
+    assert_eq!(calls(worker)[0], "sleeps");
+    stop(job);
+}
+
+/// Four clients: one of them takes the stacks, and a worker that does not answer costs all of them two seconds once.
+#[test]
+fn requests_for_stacks_at_the_same_time_share_one_answer() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.start(&[], &["sleeps", "blocks_all"]);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(|| workers.ask(&["stacks"]))).collect();
+        for client in clients {
+            client.join().unwrap().expect_exit_code(0).expect_stdout("rank 0: sleeps (program.py:");
+        }
+    });
+    stop(job);
 }
 
 #[test]

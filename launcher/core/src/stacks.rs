@@ -15,8 +15,11 @@ pub struct WorkerStacks {
     pub pid: Option<i32>,
     /// Python's threads in the order of the dump: the newest first, the main thread last.
     pub python: Vec<PythonThread>,
-    /// The dump was longer than what is read of it.
+    /// Threads or calls are left out, since the dump was longer than what is read of it or than Python writes.
     pub is_python_cut: bool,
+    /// The main thread is among those left out.
+    #[serde(default)]
+    pub is_main_missing: bool,
     /// Why there is no Python stack.
     pub python_absence: Option<String>,
     /// The threads as the kernel shows them; the main thread first.
@@ -61,12 +64,13 @@ pub struct KernelThread {
 }
 
 impl WorkerStacks {
-    /// The stack of the main thread; of the thread with the handler where the dump has not all threads.
+    /// The stack of the main thread; of the thread with the handler, if any, where the main thread is left out.
     #[must_use]
     pub fn main_thread(&self) -> Option<&PythonThread> {
-        let current = || self.python.iter().find(|thread| thread.is_current);
-        let last = self.python.last();
-        if self.is_python_cut { current().or(last) } else { last }
+        if self.is_main_missing {
+            return self.python.iter().find(|thread| thread.is_current);
+        }
+        self.python.last()
     }
 }
 

@@ -17,8 +17,10 @@ use super::{Frame, PythonThread};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dump {
     pub threads: Vec<PythonThread>,
-    /// Python has left out threads.
+    /// Threads or calls are left out.
     pub is_cut: bool,
+    /// The last threads are left out, the main thread among them.
+    pub is_end_missing: bool,
 }
 
 /// A dump has no more.
@@ -32,13 +34,17 @@ pub fn parse_dump(bytes: &[u8]) -> Dump {
     let mut dump = Dump::default();
     for line in text.lines() {
         if let Some(thread) = parse_thread(line) {
+            dump.is_end_missing = false;
             if dump.threads.len() == MAX_THREADS {
                 dump.is_cut = true;
-                break;
+                // The main thread comes last.
+                dump.threads.pop();
             }
             dump.threads.push(thread);
         } else if line == "..." {
-            dump.is_cut = true;
+            (dump.is_cut, dump.is_end_missing) = (true, true);
+        } else if dump.is_end_missing {
+            // A call of a thread that is left out.
         } else if let Some(thread) = dump.threads.last_mut()
             && thread.frames.len() < MAX_FRAMES
         {
@@ -87,7 +93,7 @@ Current thread 0x00007f1c3b0b9740 (most recent call first):
 
     #[test]
     fn threads_and_frames_are_read_from_dump() {
-        let Dump { threads, is_cut } = parse_dump(DUMP.as_bytes());
+        let Dump { threads, is_cut, .. } = parse_dump(DUMP.as_bytes());
         assert!(!is_cut);
         let [loader, main] = &threads[..] else { panic!("{threads:?}") };
         assert_eq!((loader.id.as_str(), loader.name.as_deref()), ("7f1c2a7fc700", Some("loader")));
@@ -114,6 +120,16 @@ Current thread 0x00007f1c3b0b9740 (most recent call first):
         assert_eq!(frames.len(), 1);
         assert_eq!((frames[0].function.as_str(), frames[0].line), ("???", 0));
         assert_eq!(parse_dump(b"Thread 0xzz (most recent call first):").threads, []);
+    }
+
+    #[test]
+    fn calls_behind_a_gap_belong_to_no_thread_until_the_next_one() {
+        let (head, tail) = DUMP.split_at(DUMP.find("  File \"/home").unwrap());
+        let dump = parse_dump(format!("{head}\n...\n{tail}").as_bytes());
+        assert!(dump.is_cut && !dump.is_end_missing);
+        assert_eq!(dump.threads.iter().map(|thread| thread.frames.len()).collect::<Vec<_>>(), [1, 1]);
+        let dump = parse_dump(format!("{head}\n...\n").as_bytes());
+        assert!(dump.is_cut && dump.is_end_missing);
     }
 
     #[test]

@@ -40,7 +40,8 @@ fn place_of(worker: &WorkerStacks) -> String {
 }
 
 fn kernel_place(worker: &WorkerStacks) -> String {
-    let python = worker.python_absence.as_deref().unwrap_or("no Python stack");
+    let python = worker.python_absence.as_deref();
+    let python = python.unwrap_or("its main thread is not among the Python threads that were read");
     match (worker.threads.first(), &worker.kernel_absence) {
         (Some(main), _) => {
             let others = match worker.threads.len() - 1 {
@@ -97,7 +98,7 @@ mod tests {
         let mut worker = python(0, vec![frame("f", "/u/a.py", 1)]);
         worker.python.push(PythonThread::default());
         assert!(worker.main_thread().is_some_and(|thread| !thread.is_current));
-        worker.is_python_cut = true;
+        worker.is_main_missing = true;
         assert!(worker.main_thread().is_some_and(|thread| thread.is_current));
     }
 

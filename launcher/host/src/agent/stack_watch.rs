@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell compares deadlines with the clock")]
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
@@ -16,6 +16,10 @@ use rankrun_core::stacks::WorkerStacks;
 
 /// Calls of each stack that are shown beside others.
 pub(super) const SHOWN_CALLS: usize = 6;
+/// More lines are left to `rankrun stacks`.
+const MAX_SHOWN_LINES: usize = 40;
+/// From the end of a collection to the deadline, at most: its lines come before the SIGKILL.
+const ANSWER_MARGIN: Duration = Duration::from_millis(200);
 
 /// The next deadline of the state, and the stacks that were taken before one.
 #[derive(Debug, Default)]
@@ -80,7 +84,7 @@ impl Agent<'_> {
         {
             due.is_taken = true;
             let due = *due;
-            self.start_stacks(due);
+            self.start_stacks(due, now);
         }
         let Some((due, call)) = &self.stack_watch.call else { return };
         let workers = match call.progress() {
@@ -90,17 +94,24 @@ impl Agent<'_> {
         };
         let (generation, deadline) = (due.generation, due.deadline);
         self.stack_watch.call = None;
-        if matches!(deadline, UnansweredDeadline::Kill(_)) {
+        if self.state.generation() != generation {
+            return;
+        }
+        // If the workers have stopped meanwhile, nothing is killed.
+        if matches!(deadline, UnansweredDeadline::Kill(_))
+            && self.state.unanswered_deadline() == Some(deadline)
+        {
             let text = render_folded(&workers, SHOWN_CALLS);
+            let shown: Vec<&str> = text.trim_end().lines().take(MAX_SHOWN_LINES).collect();
             self.announce(
                 "stacks",
-                &format!("SIGKILL follows; the workers that do not stop:\n{}", text.trim_end()),
+                &format!("SIGKILL follows; the workers that do not stop:\n{}", shown.join("\n")),
             );
         }
         self.workers.set_unanswered(UnansweredStacks { generation, deadline, workers });
     }
 
-    fn start_stacks(&mut self, due: Due) {
+    fn start_stacks(&mut self, due: Due, now: Instant) {
         let mut targets = self.stack_targets();
         targets.retain(|target| target.is_live);
         if matches!(due.deadline, UnansweredDeadline::Join(_)) {
@@ -111,7 +122,9 @@ impl Agent<'_> {
         if targets.is_empty() || self.stack_watch.call.is_some() {
             return;
         }
-        match BlockingCall::start("stacks", move |_| take_stacks(targets)) {
+        let left = due.deadline.at().saturating_duration_since(due.at);
+        let until = due.deadline.at() - ANSWER_MARGIN.min(left / 4);
+        match BlockingCall::start("stacks", move |_| take_stacks(targets, now, until)) {
             Ok(call) => self.stack_watch.call = Some((due, call)),
             Err(error) => tracing::info!("no stacks are taken: {error}"),
         }
@@ -120,8 +133,6 @@ impl Agent<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

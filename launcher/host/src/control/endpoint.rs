@@ -170,6 +170,7 @@ fn start_server(listener: &UnixListener) -> io::Result<ServerState> {
         uid: rustix::process::geteuid().as_raw(),
         // The kernel gives the lowest number that is free.
         max_clients: client_limit(getrlimit(Resource::RLIMIT_NOFILE)?.0, wake.as_fd().as_raw_fd()),
+        stacks_turn: Arc::default(),
     };
     let (runtime, spare) = (server::new_runtime()?, SpareDescriptor::open()?);
     let server = server::serve(listener, job, spare);

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -28,7 +28,7 @@ use super::protocol::{
 };
 use super::snapshot::JobSnapshot;
 use crate::process::reserve::open_keeping_reserve;
-use crate::stacks::{StackTarget, take_stacks};
+use crate::stacks::{STACKS_TIMEOUT, StackTarget, take_stacks};
 
 /// More clients at the same time are refused.
 const MAX_CLIENTS: usize = 32;
@@ -40,6 +40,8 @@ pub(super) const EVENT_BACKLOG: usize = 256;
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A reader of events that may have gone is looked at this often.
 const HANG_UP_CHECK: Duration = Duration::from_secs(1);
+/// One for stacks, which may take two seconds, and one for all others.
+const BLOCKING_CALLS: usize = 2;
 /// Few descriptors are left: the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// The answer to a request behind `events`.
@@ -86,6 +88,8 @@ pub(super) struct JobLink {
     pub(super) uid: u32,
     /// Further ones are refused.
     pub(super) max_clients: usize,
+    /// Held by the client whose request for stacks is being answered.
+    pub(super) stacks_turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The most clients at the same time, by the limit of open files and the number that are open. The job keeps three
@@ -244,10 +248,15 @@ impl ControlClient {
         status.map(|status| Reply::Status(Box::new(status))).map_err(|_| "the processes cannot be examined")
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the request has a limit of its own")]
     async fn stacks(&self) -> Result<Reply, &'static str> {
+        let asked = Instant::now();
+        // One at a time takes them, and those that wait get what it found.
+        let _turn = self.job.stacks_turn.lock().await;
         let targets = self.ask(ControlRequest::Stacks).await?;
         // The workers' handlers take their time.
-        let stacks = tokio::task::spawn_blocking(move || take_stacks(targets)).await;
+        let take = move || take_stacks(targets, asked, Instant::now() + STACKS_TIMEOUT);
+        let stacks = tokio::task::spawn_blocking(take).await;
         stacks.map(Reply::Stacks).map_err(|_| "the stacks cannot be taken")
     }
 
@@ -351,7 +360,7 @@ async fn send_line(writer: &mut OwnedWriteHalf, line: &str) -> bool {
 /// # Errors
 /// No descriptor is left.
 pub(super) fn new_runtime() -> io::Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build()
+    tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_CALLS).build()
 }
 
 /// Runs the server on this thread.

@@ -273,7 +273,10 @@ fn link(uid: u32) -> (TestLink, std::sync::mpsc::Receiver<ControlRequest>) {
     let (sender, ended) = watch::channel(());
     let wake = Arc::new(EventFd::new().unwrap());
     let max_clients = MAX_CLIENTS;
-    ((JobLink { requests, wake, events, ended, uid, max_clients }, sender), received)
+    (
+        (JobLink { requests, wake, events, ended, uid, max_clients, stacks_turn: Arc::default() }, sender),
+        received,
+    )
 }
 
 #[test]

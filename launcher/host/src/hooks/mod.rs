@@ -34,8 +34,12 @@ const fn fnv1a(bytes: &[u8]) -> u64 {
 pub(crate) enum HookError {
     #[error("cannot {what} `{}`: {source}", path.display())]
     Io { what: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{}` is not this user's alone (owner {uid}, mode {mode:o}): it must be 700", path.display())]
-    Foreign { path: PathBuf, uid: u32, mode: u32 },
+    #[error("`{}` is not this user's alone (owner {uid}, mode {mode:o}): it must be {wanted:o}", path.display())]
+    Foreign { path: PathBuf, uid: u32, mode: u32, wanted: u32 },
+    #[error("`{}` is a symbolic link", path.display())]
+    Link { path: PathBuf },
+    #[error("`{}` can be changed by other users (owner {uid}, mode {mode:o})", path.display())]
+    Shared { path: PathBuf, uid: u32, mode: u32 },
     #[error("`{}` is not the file of this launcher: remove it", path.display())]
     OtherContent { path: PathBuf },
 }
@@ -76,11 +80,25 @@ pub(crate) fn install_hook(folder: &Path) -> Result<(), HookError> {
     if fs::symlink_metadata(folder).is_err() {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io("make", folder))?;
     }
+    // The owner of a folder above could put another in the place of ours.
+    let mut above = folder.ancestors().skip(1);
+    for (shared, may_be_roots) in
+        above.next().into_iter().map(|ours| (ours, false)).chain(above.next().map(|cache| (cache, true)))
+    {
+        check_shared(shared, &fs::metadata(shared).map_err(io("examine", shared))?, may_be_roots)?;
+    }
     check_owner(folder, &fs::symlink_metadata(folder).map_err(io("examine", folder))?, 0o700)?;
     match read_own(&file) {
         Ok((content, metadata)) => {
             check_owner(&file, &metadata, 0o600)?;
-            if content == SOURCE.as_bytes() { Ok(()) } else { Err(HookError::OtherContent { path: file }) }
+            if content == SOURCE.as_bytes() {
+                return Ok(());
+            }
+            // A full disk or a crash has cut it.
+            if SOURCE.as_bytes().starts_with(&content) {
+                return write_hook(folder, &file).map_err(io("write", &file));
+            }
+            Err(HookError::OtherContent { path: file })
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             write_hook(folder, &file).map_err(io("write", &file))
@@ -89,12 +107,27 @@ pub(crate) fn install_hook(folder: &Path) -> Result<(), HookError> {
     }
 }
 
-fn check_owner(path: &Path, metadata: &Metadata, mode: u32) -> Result<(), HookError> {
-    let (uid, found) = (metadata.uid(), metadata.mode() & 0o7777);
-    if uid == rustix::process::geteuid().as_raw() && found == mode && !metadata.is_symlink() {
+fn check_owner(path: &Path, metadata: &Metadata, wanted: u32) -> Result<(), HookError> {
+    if metadata.is_symlink() {
+        return Err(HookError::Link { path: path.to_owned() });
+    }
+    // A folder below one with the set-group-ID bit has it too.
+    let (uid, mode) = (metadata.uid(), metadata.mode() & 0o777);
+    if uid == rustix::process::geteuid().as_raw() && mode == wanted {
         return Ok(());
     }
-    Err(HookError::Foreign { path: path.to_owned(), uid, mode: found })
+    Err(HookError::Foreign { path: path.to_owned(), uid, mode, wanted })
+}
+
+/// A folder above, in which no other user may rename what is this user's.
+fn check_shared(path: &Path, metadata: &Metadata, may_be_roots: bool) -> Result<(), HookError> {
+    const STICKY: u32 = 0o1000;
+    let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    let is_owned = uid == rustix::process::geteuid().as_raw() || may_be_roots && uid == 0;
+    if is_owned && (mode & 0o022 == 0 || mode & STICKY != 0) {
+        return Ok(());
+    }
+    Err(HookError::Shared { path: path.to_owned(), uid, mode })
 }
 
 /// The file without following a link, and no more of it than it can have.

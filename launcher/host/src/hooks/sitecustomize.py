@@ -30,7 +30,11 @@ def _arm_stacks():
         return
     os.set_inheritable(descriptor, False)
     import faulthandler
+    import signal as signals
 
+    # What faulthandler restores when Python ends: a request that comes then must not kill. No child inherits it, since
+    # the kernel gives a caught signal its default action at exec.
+    signals.signal(signal, signals.SIG_IGN)
     # The handler is C: it answers also where the program waits in C and holds the GIL.
     faulthandler.register(signal, file=descriptor, all_threads=True, chain=False)
 

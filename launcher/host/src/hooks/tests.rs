@@ -73,6 +73,24 @@ fn hook_is_written_once_and_refused_where_it_is_foreign() {
         assert!(refusal().contains("(owner 1, mode 700)"), "{}", refusal());
         std::os::unix::fs::chown(&folder, Some(0), None).unwrap();
     }
+    // As below a folder with the set-group-ID bit.
+    fs::set_permissions(&folder, Permissions::from_mode(0o2700)).unwrap();
+    install_hook(&folder).unwrap();
+    for cut in ["", &SOURCE[..100]] {
+        fs::write(&file, cut).unwrap();
+        install_hook(&folder).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), SOURCE);
+    }
+    for (above, mode, is_safe) in
+        [("cache/rankrun", 0o770, false), ("cache", 0o777, false), ("cache", 0o1777, true)]
+    {
+        let above = root.join(above);
+        fs::set_permissions(&above, Permissions::from_mode(mode)).unwrap();
+        let refused = install_hook(&folder).map_err(|error| error.to_string());
+        assert_eq!(refused.is_ok(), is_safe, "{refused:?}");
+        assert!(is_safe || refused.unwrap_err().contains("can be changed by other users"));
+        fs::set_permissions(&above, Permissions::from_mode(0o700)).unwrap();
+    }
     fs::write(&file, "import os").unwrap();
     assert!(refusal().ends_with("is not the file of this launcher: remove it"), "{}", refusal());
     fs::remove_file(&file).unwrap();

@@ -6,13 +6,14 @@
 #![expect(clippy::disallowed_methods, reason = "all workers together have a limit")]
 
 use std::fs;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rankrun_core::posix::Pid;
-use rankrun_core::stacks::WorkerStacks;
 use rankrun_core::stacks::faulthandler::parse_dump;
+use rankrun_core::stacks::{KernelThread, WorkerStacks};
 
 use super::dump_file::DumpFile;
 use super::kernel;
@@ -33,7 +34,13 @@ const SILENT_HANDLER: Duration = Duration::from_millis(100);
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// Each file has one reader at a time, or one would empty it while the other waits.
-static COLLECTION: Mutex<()> = Mutex::new(());
+static LAST_COLLECTION: Mutex<Option<Finished>> = Mutex::new(None);
+
+/// The last collection, for all that waited for it.
+struct Finished {
+    at: Instant,
+    workers: Vec<WorkerStacks>,
+}
 
 /// One worker whose stacks are taken.
 #[derive(Debug, Clone)]
@@ -53,6 +60,8 @@ struct Collection {
     /// The process that is asked.
     pid: Option<Pid>,
     state: CollectionState,
+    /// What the kernel shows before the signal interrupts a system call.
+    threads: Option<io::Result<Vec<KernelThread>>>,
 }
 
 enum CollectionState {
@@ -66,11 +75,14 @@ enum CollectionState {
     Absent(&'static str),
 }
 
-/// The stacks of these workers, in their order, within [`STACKS_TIMEOUT`].
+/// The stacks of these workers, in their order. A worker that has not answered by `until` is shown without. Stacks that
+/// were taken after `asked`, for another request, are taken for this one too.
 #[must_use]
-pub(crate) fn take_stacks(targets: Vec<StackTarget>) -> Vec<WorkerStacks> {
-    let until = Instant::now() + STACKS_TIMEOUT;
-    let _only_one = COLLECTION.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn take_stacks(targets: Vec<StackTarget>, asked: Instant, until: Instant) -> Vec<WorkerStacks> {
+    let mut last = LAST_COLLECTION.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(workers) = last.as_ref().and_then(|last| last.answer(&targets, asked)) {
+        return workers;
+    }
     let most = (MAX_DUMPS / targets.len().max(1)).min(MAX_DUMP);
     let mut collections: Vec<Collection> = targets.into_iter().map(Collection::begin).collect();
     let mut pause = FIRST_PAUSE;
@@ -80,18 +92,36 @@ pub(crate) fn take_stacks(targets: Vec<StackTarget>) -> Vec<WorkerStacks> {
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    collections.into_iter().map(|collection| collection.finish(most)).collect()
+    let workers: Vec<WorkerStacks> =
+        collections.into_iter().map(|collection| collection.finish(most)).collect();
+    *last = Some(Finished { at: Instant::now(), workers: workers.clone() });
+    workers
+}
+
+impl Finished {
+    /// Its stacks of these workers, if it ended after they were asked for.
+    fn answer(&self, targets: &[StackTarget], asked: Instant) -> Option<Vec<WorkerStacks>> {
+        let found = |target: &StackTarget| {
+            self.workers
+                .iter()
+                .find(|worker| worker.rank == target.rank && target.is_live == worker.pid.is_some())
+        };
+        (self.at >= asked).then(|| targets.iter().map(|target| found(target).cloned()).collect())?
+    }
 }
 
 impl Collection {
     fn begin(target: StackTarget) -> Self {
+        let before = target.pid.filter(|_| target.is_live).map(kernel::threads_of);
         let (pid, state) = match (target.pid, &target.dump) {
             (None, _) => (None, CollectionState::Absent("its process was not started")),
             (Some(_), _) if !target.is_live => (None, CollectionState::Absent("it has ended")),
             (Some(pid), None) => (Some(pid), CollectionState::Absent("its program has no hook")),
             (Some(pid), Some(dump)) => ask_for_dump(pid, dump),
         };
-        Self { target, pid, state }
+        // A wrapper's program is another process.
+        let threads = if pid == target.pid { before } else { pid.map(kernel::threads_of) };
+        Self { target, pid, state, threads }
     }
 
     /// True while the handler may run.
@@ -117,7 +147,7 @@ impl Collection {
     }
 
     fn finish(self, most: usize) -> WorkerStacks {
-        let Self { target, pid, state } = self;
+        let Self { target, pid, state, threads } = self;
         let StackTarget { rank, local_rank, dump, .. } = target;
         let mut stacks =
             WorkerStacks { rank, local_rank, pid: pid.map(Pid::as_raw), ..WorkerStacks::default() };
@@ -129,7 +159,8 @@ impl Collection {
             _ => Vec::new(),
         };
         let dump = parse_dump(&bytes);
-        stacks.is_python_cut = dump.is_cut || bytes.len() == most;
+        stacks.is_python_cut = dump.is_cut;
+        stacks.is_main_missing = dump.is_end_missing;
         stacks.python = dump.threads;
         stacks.python_absence = match state {
             CollectionState::Absent(why) => Some(why.to_owned()),
@@ -137,7 +168,7 @@ impl Collection {
             CollectionState::Written => Some("what it wrote is not a stack".to_owned()),
             CollectionState::Waiting { .. } => Some("it does not answer the signal".to_owned()),
         };
-        match pid.map(kernel::threads_of) {
+        match threads {
             Some(Ok(threads)) => stacks.threads = threads,
             Some(Err(error)) => stacks.kernel_absence = Some(format!("`/proc` does not show it: {error}")),
             None => {}
@@ -153,7 +184,7 @@ fn ask_for_dump(worker: Pid, dump: &DumpFile) -> (Option<Pid>, CollectionState) 
     let Some(pid) = Some(worker).filter(is_armed).or_else(below) else {
         return (
             Some(worker),
-            CollectionState::Absent("its program has no handler: no Python, or `-I`, `-S`, `-E`"),
+            CollectionState::Absent("its program has no handler: no Python, `-I`, `-S`, `-E`, or after exec"),
         );
     };
     (Some(pid), signal_for_dump(pid, dump))
@@ -172,8 +203,12 @@ fn signal_for_dump(pid: Pid, dump: &DumpFile) -> CollectionState {
     if !dump.is_open_in(pid) {
         return CollectionState::Absent("its program has closed the hook's descriptor");
     }
-    if dump.clear().is_err() || process.send(STACK_SIGNAL).is_err() {
-        return CollectionState::Absent("it cannot be signalled");
+    if dump.clear().is_err() {
+        return CollectionState::Absent("its file cannot be emptied");
+    }
+    // Once more: a program that has just called exec or replaced the handler would be killed.
+    if !SignalStatus::is_caught_by(pid) || process.send(STACK_SIGNAL).is_err() {
+        return CollectionState::Absent("it has ended");
     }
     CollectionState::Waiting { blocking, ended_before: false, since: Instant::now() }
 }
@@ -194,6 +229,10 @@ struct SignalStatus {
 }
 
 impl SignalStatus {
+    fn is_caught_by(pid: Pid) -> bool {
+        fs::read(format!("/proc/{pid}/status")).is_ok_and(|status| has_signal(&status, b"SigCgt:"))
+    }
+
     /// `None` if there is no such process.
     fn of(pid: Pid) -> Option<Self> {
         let process = fs::read(format!("/proc/{pid}/status")).ok()?;
@@ -246,7 +285,7 @@ mod tests {
         };
         let targets =
             vec![target(Some(own_pid()), true), target(Some(own_pid()), false), target(None, false)];
-        let stacks = take_stacks(targets);
+        let stacks = take_stacks(targets, Instant::now(), Instant::now() + STACKS_TIMEOUT);
         let absences: Vec<&str> =
             stacks.iter().map(|stacks| stacks.python_absence.as_deref().unwrap()).collect();
         assert!(absences[0].starts_with("its program has no handler"), "{absences:?}");

@@ -58,12 +58,25 @@ impl DumpFile {
         self.file.metadata().map_or(0, |metadata| metadata.len())
     }
 
-    /// Its first bytes, up to this number.
+    /// Its bytes; of more than this number the first half and the last, with a line between that says so: the main thread
+    /// stands last.
     pub(super) fn read(&self, most: usize) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; most.min(usize::try_from(self.len()).unwrap_or(usize::MAX))];
+        let len = self.len();
+        if len <= most as u64 {
+            return self.read_range(0, usize::try_from(len).unwrap_or(most));
+        }
+        let half = most / 2;
+        let mut bytes = self.read_range(0, half)?;
+        bytes.extend_from_slice(b"\n...\n");
+        bytes.extend(self.read_range(len - half as u64, half)?);
+        Ok(bytes)
+    }
+
+    fn read_range(&self, from: u64, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
         let mut filled = 0;
         while filled < bytes.len() {
-            match self.file.read_at(&mut bytes[filled..], filled as u64) {
+            match self.file.read_at(&mut bytes[filled..], from + filled as u64) {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
