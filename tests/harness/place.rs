@@ -34,6 +34,8 @@ impl Scratch {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = env::temp_dir().join(format!("rr-e2e-{}-{number}", process::id()));
+        // A test that was killed has left its folder, and its pid is another test's now.
+        let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("the temporary folder is writable");
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the folder is ours");
         Self { path }
