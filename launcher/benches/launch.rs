@@ -1,5 +1,6 @@
 //! What a launch costs: `rankrun`, torchrun 2.15 and a bare loop, eight times `/bin/true` each; a script of PyTorch
-//! with eight ranks under both launchers; what the hook of Python workers costs; and what it costs to look for accelerators.
+//! with eight ranks under both launchers; what the hook of Python workers costs; and what it costs to look for
+//! accelerators.
 //!
 //! `cargo bench -p rankrun --bench launch [-- ROUNDS]`. The three take turns within one run, so that they see
 //! the same machine; the figures are medians, and the ratios are medians of the ratios of each turn. torchrun is found
@@ -60,16 +61,7 @@ fn main() -> ExitCode {
     let mut contenders = vec![("bare loop", bare_loop_command()), ("rankrun", rankrun_command())];
     contenders.extend(torchrun().map(|path| ("torchrun 2.15", launch_command(path))));
 
-    let mut costs = vec![Vec::new(); contenders.len()];
-    for round in 0..=rounds {
-        for ((_, command), costs) in contenders.iter_mut().zip(&mut costs) {
-            let cost = measure(command);
-            // The first round only warms the caches.
-            if round > 0 {
-                costs.push(cost);
-            }
-        }
-    }
+    let costs = measure_in_turn(rounds, contenders.iter_mut().map(|(_, command)| command).collect());
     print_table(&contenders.iter().map(|(name, _)| *name).collect::<Vec<_>>(), &costs);
     print_script();
     print_hooks(rounds);
@@ -83,25 +75,25 @@ fn print_script() {
     let script = env::temp_dir().join(format!("rankrun-bench-{}.py", std::process::id()));
     std::fs::write(&script, SCRIPT).unwrap();
     let python = torchrun.with_file_name("python");
-    let mut walls = [Vec::new(), Vec::new()];
-    for round in 0..=SCRIPT_ROUNDS {
-        for (launcher, walls) in [PathBuf::from(RANKRUN), torchrun.clone()].into_iter().zip(&mut walls) {
-            let mut command = Command::new(launcher);
-            command.env("PYTHON_EXEC", &python).env("OMP_NUM_THREADS", "1");
-            let cost = measure(command.args(["--nproc-per-node", &WORKERS.to_string()]).arg(&script));
-            // The first round only warms the caches.
-            if round > 0 {
-                walls.push(cost.wall.as_secs_f64());
-            }
-        }
-    }
+    let mut commands = [PathBuf::from(RANKRUN), torchrun].map(|launcher| {
+        let mut command = Command::new(launcher);
+        command.env("PYTHON_EXEC", &python).env("OMP_NUM_THREADS", "1");
+        command.args(["--nproc-per-node", &WORKERS.to_string()]).arg(&script);
+        command
+    });
+    let walls = measure_in_turn(SCRIPT_ROUNDS, commands.iter_mut().collect()).into_iter().map(walls_of);
+    let walls: Vec<Vec<f64>> = walls.collect();
     let _ = std::fs::remove_file(&script);
     println!(
         "\n| {WORKERS} x `init_process_group`, `all_reduce` | wall, median of {SCRIPT_ROUNDS} | rankrun's time |"
     );
     println!("|---|---|---|");
     for (name, at) in [("rankrun", 0), ("torchrun 2.15", 1)] {
-        println!("| {name} | {:.2} s | {} |", median(walls[at].clone()), ratio(&walls[0], &walls[at]));
+        println!(
+            "| {name} | {:.2} s | {} |",
+            median(walls[at].iter().copied()),
+            ratio(&walls[0], &walls[at])
+        );
     }
 }
 
@@ -110,21 +102,17 @@ fn print_hooks(rounds: usize) {
     println!("\n| {WORKERS} x python3 | without the hook | with it | difference, per worker |");
     println!("|---|---|---|---|");
     for program in [&["python3", "-S", "-c", "pass"][..], &["python3", "-c", "pass"]] {
-        let mut walls = [Vec::new(), Vec::new()];
-        for round in 0..=rounds {
-            for (hooks, walls) in [&["--no-hooks"][..], &[]].into_iter().zip(&mut walls) {
-                let mut command = Command::new(RANKRUN);
-                command.args(["--nproc-per-node", &WORKERS.to_string()]).args(hooks);
-                let cost = measure(command.arg("--no-python").args(program));
-                // The first round only warms the caches.
-                if round > 0 {
-                    walls.push(cost.wall.as_secs_f64() * 1e3);
-                }
-            }
-        }
+        let mut commands = [&["--no-hooks"][..], &[]].map(|hooks| {
+            let mut command = Command::new(RANKRUN);
+            command.args(["--nproc-per-node", &WORKERS.to_string()]).args(hooks);
+            command.arg("--no-python").args(program);
+            command
+        });
+        let costs = measure_in_turn(rounds, commands.iter_mut().collect());
+        let walls: Vec<Vec<f64>> = costs.into_iter().map(walls_of).collect();
         let differences = walls[1].iter().zip(&walls[0]).map(|(with, without)| with - without);
-        let difference = median(differences) / WORKERS as f64;
-        let [without, with] = walls.map(median);
+        let difference = median(differences) / WORKERS as f64 * 1e3;
+        let [without, with] = [0, 1].map(|at| median(walls[at].iter().copied()) * 1e3);
         println!("| `{}` | {without:.2} ms | {with:.2} ms | {difference:.2} ms |", program.join(" "));
     }
 }
@@ -170,6 +158,25 @@ fn launch_command(launcher: PathBuf) -> Command {
     let mut command = Command::new(launcher);
     command.args(["--nproc-per-node", &WORKERS.to_string(), "--no-python", "/bin/true"]);
     command
+}
+
+/// What each command costs, in turns; the first turn only warms the caches.
+fn measure_in_turn(rounds: usize, mut commands: Vec<&mut Command>) -> Vec<Vec<Cost>> {
+    let mut costs = vec![Vec::new(); commands.len()];
+    for round in 0..=rounds {
+        for (command, costs) in commands.iter_mut().zip(&mut costs) {
+            let cost = measure(command);
+            if round > 0 {
+                costs.push(cost);
+            }
+        }
+    }
+    costs
+}
+
+/// In seconds.
+fn walls_of(costs: Vec<Cost>) -> Vec<f64> {
+    costs.into_iter().map(|cost| cost.wall.as_secs_f64()).collect()
 }
 
 fn measure(command: &mut Command) -> Cost {

@@ -9,14 +9,14 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use crate::agent::Agent;
 use crate::blocking::{BlockingCall, CallProgress};
-use crate::reporter::stacks::render_folded;
+use crate::reporter::stacks::render_briefly;
 use crate::stacks::{STACKS_TIMEOUT, take_stacks};
 use rankrun_core::agent::state::start::UnansweredDeadline;
 use rankrun_core::stacks::WorkerStacks;
 
 /// Calls of each stack that are shown beside others.
-pub(super) const SHOWN_CALLS: usize = 6;
-/// More lines are left to `rankrun stacks`.
+const SHOWN_CALLS: usize = 6;
+/// The rest is counted.
 const MAX_SHOWN_LINES: usize = 40;
 /// From the end of a collection to the deadline, at most: its lines come before the SIGKILL.
 const ANSWER_MARGIN: Duration = Duration::from_millis(200);
@@ -101,12 +101,8 @@ impl Agent<'_> {
         if matches!(deadline, UnansweredDeadline::Kill(_))
             && self.state.unanswered_deadline() == Some(deadline)
         {
-            let text = render_folded(&workers, SHOWN_CALLS);
-            let shown: Vec<&str> = text.trim_end().lines().take(MAX_SHOWN_LINES).collect();
-            self.announce(
-                "stacks",
-                &format!("SIGKILL follows; the workers that do not stop:\n{}", shown.join("\n")),
-            );
+            let shown = render_briefly(&workers, SHOWN_CALLS, MAX_SHOWN_LINES).join("\n");
+            self.announce("stacks", &format!("SIGKILL follows; the workers that do not stop:\n{shown}"));
         }
         self.workers.set_unanswered(UnansweredStacks { generation, deadline, workers });
     }

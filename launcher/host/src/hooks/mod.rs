@@ -81,11 +81,8 @@ pub(crate) fn install_hook(folder: &Path) -> Result<(), HookError> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io("make", folder))?;
     }
     // The owner of a folder above could put another in the place of ours.
-    let mut above = folder.ancestors().skip(1);
-    for (shared, may_be_roots) in
-        above.next().into_iter().map(|ours| (ours, false)).chain(above.next().map(|cache| (cache, true)))
-    {
-        check_shared(shared, &fs::metadata(shared).map_err(io("examine", shared))?, may_be_roots)?;
+    for (above, may_be_roots) in folder.ancestors().skip(1).zip([false, true]) {
+        check_shared(above, &fs::metadata(above).map_err(io("examine", above))?, may_be_roots)?;
     }
     check_owner(folder, &fs::symlink_metadata(folder).map_err(io("examine", folder))?, 0o700)?;
     match read_own(&file) {

@@ -20,6 +20,18 @@ pub fn render_folded(workers: &[WorkerStacks], most: usize) -> String {
     text
 }
 
+/// [`render_folded`] beside other text: so many lines of it, and how many are left out.
+#[must_use]
+pub(crate) fn render_briefly(workers: &[WorkerStacks], most_calls: usize, most_lines: usize) -> Vec<String> {
+    let text = render_folded(workers, most_calls);
+    let mut lines: Vec<String> = text.lines().take(most_lines).map(str::to_owned).collect();
+    let left = text.lines().count() - lines.len();
+    if left > 0 {
+        lines.push(format!("and {left} further lines"));
+    }
+    lines
+}
+
 /// Every thread of one worker.
 #[must_use]
 pub fn render_worker(worker: &WorkerStacks) -> String {

@@ -17,7 +17,7 @@ use crate::reporter::causes::is_exception;
 use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::log_space::{self, LogDisk};
 use crate::reporter::memory::{self, kill_in_words};
-use crate::reporter::stacks::render_folded;
+use crate::reporter::stacks::render_briefly;
 use peers::PeerReport;
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::job_event::{FailureKind, ForeignKill};
@@ -188,8 +188,8 @@ pub(crate) fn render(failure: &FailureReport) -> String {
     }
     if !failure.stacks.is_empty() {
         lines.push("  where workers stood that did not answer:".to_owned());
-        let stacks = render_folded(&failure.stacks, SHOWN_CALLS);
-        lines.extend(stacks.lines().take(MAX_STACK_LINES).map(|line| format!("    {line}")));
+        let stacks = render_briefly(&failure.stacks, SHOWN_CALLS, MAX_STACK_LINES);
+        lines.extend(stacks.iter().map(|line| format!("    {line}")));
     }
     lines.iter().fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{}", line.trim_end());

@@ -81,6 +81,7 @@ fn failure_report_shows_stacks_on_one_screen() {
     let stacks = text.split_once("  where workers stood that did not answer:\n").unwrap().1;
     assert!(stacks.starts_with("    rank 0: rank 0 has none\n"), "{text}");
     assert_eq!(stacks.lines().filter(|line| line.contains("has none")).count(), MAX_STACK_LINES);
+    assert!(stacks.contains("    and 34 further lines\n"), "{text}");
 }
 
 #[test]

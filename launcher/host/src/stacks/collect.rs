@@ -39,7 +39,8 @@ static LAST_COLLECTION: Mutex<Option<Finished>> = Mutex::new(None);
 /// The last collection, for all that waited for it.
 struct Finished {
     at: Instant,
-    workers: Vec<WorkerStacks>,
+    /// By the worker's process: after a restart a rank has another.
+    workers: Vec<(Option<Pid>, WorkerStacks)>,
 }
 
 /// One worker whose stacks are taken.
@@ -84,6 +85,7 @@ pub(crate) fn take_stacks(targets: Vec<StackTarget>, asked: Instant, until: Inst
         return workers;
     }
     let most = (MAX_DUMPS / targets.len().max(1)).min(MAX_DUMP);
+    let pids: Vec<Option<Pid>> = targets.iter().map(|target| target.pid).collect();
     let mut collections: Vec<Collection> = targets.into_iter().map(Collection::begin).collect();
     let mut pause = FIRST_PAUSE;
     while collections.iter_mut().map(Collection::advance).fold(false, |one, other| one | other)
@@ -94,7 +96,7 @@ pub(crate) fn take_stacks(targets: Vec<StackTarget>, asked: Instant, until: Inst
     }
     let workers: Vec<WorkerStacks> =
         collections.into_iter().map(|collection| collection.finish(most)).collect();
-    *last = Some(Finished { at: Instant::now(), workers: workers.clone() });
+    *last = Some(Finished { at: Instant::now(), workers: pids.into_iter().zip(workers.clone()).collect() });
     workers
 }
 
@@ -102,11 +104,12 @@ impl Finished {
     /// Its stacks of these workers, if it ended after they were asked for.
     fn answer(&self, targets: &[StackTarget], asked: Instant) -> Option<Vec<WorkerStacks>> {
         let found = |target: &StackTarget| {
-            self.workers
-                .iter()
-                .find(|worker| worker.rank == target.rank && target.is_live == worker.pid.is_some())
+            let is_it = |(pid, stacks): &&(Option<Pid>, WorkerStacks)| {
+                (*pid, stacks.rank) == (target.pid, target.rank)
+            };
+            self.workers.iter().find(is_it).map(|(_, stacks)| stacks.clone())
         };
-        (self.at >= asked).then(|| targets.iter().map(|target| found(target).cloned()).collect())?
+        (self.at >= asked).then(|| targets.iter().map(found).collect())?
     }
 }
 
@@ -271,6 +274,23 @@ mod tests {
         for name in [&b"SigPnd:"[..], b"SigBlk:", b"ShdPnd:"] {
             assert!(!has_signal(status, name));
         }
+    }
+
+    #[test]
+    fn stacks_taken_meanwhile_are_those_of_the_same_processes() {
+        let start = Instant::now();
+        let target = |pid: i32| StackTarget {
+            rank: 0,
+            local_rank: 0,
+            pid: Some(Pid::from_raw(pid)),
+            is_live: true,
+            dump: None,
+        };
+        let at = start + Duration::from_secs(1);
+        let finished = Finished { at, workers: vec![(Some(Pid::from_raw(7)), WorkerStacks::default())] };
+        assert!(finished.answer(&[target(7)], start).is_some());
+        assert!(finished.answer(&[target(8)], start).is_none(), "the rank was started again");
+        assert!(finished.answer(&[target(7)], start + Duration::from_secs(2)).is_none(), "too old");
     }
 
     /// The default action of the signal would kill these tests.

@@ -58,6 +58,7 @@ pub(super) fn act(
             match (format, &workers[..]) {
                 (OutputFormat::Json, workers) => pages::stacks_json(workers),
                 (OutputFormat::Text, [worker]) if rank.is_some() => render_worker(worker),
+                (OutputFormat::Text, []) => "no worker of this node has been started\n".to_owned(),
                 (OutputFormat::Text, workers) => render_folded(workers, usize::MAX),
             }
         }
@@ -86,6 +87,9 @@ fn stacks(connection: &mut ControlConnection, rank: Option<u32>) -> Result<Vec<W
     let Some(rank) = rank else { return Ok(workers) };
     let ranks: Vec<String> = workers.iter().map(|worker| worker.rank.to_string()).collect();
     let found: Vec<_> = workers.into_iter().filter(|worker| worker.rank == rank).collect();
+    if ranks.is_empty() {
+        return Err(ControlError::Refused("no worker of this node has been started".to_owned()));
+    }
     if found.is_empty() {
         let ranks = ranks.join(", ");
         return Err(ControlError::Refused(format!("no rank {rank} is on this node; its ranks are {ranks}")));

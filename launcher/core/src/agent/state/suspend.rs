@@ -2,9 +2,10 @@
 //!
 //! Deadlines that give a process time to act are put off by the length of the suspension: the grace period,
 //! the five seconds after it, the start limit, the limit of uninterruptible sleep, and the window for a
-//! signal that worker and launcher get alike, which may hold a restart. Suspended time does not count as healthy. The time limit is not
-//! put off: like that of timeout(1) it is wall-clock time, after which another user owns the machine. The
-//! back-off before a restart is not put off either: it only lets the surroundings change.
+//! signal that worker and launcher get alike, which may hold a restart. Suspended time does not count as
+//! healthy. The time limit is not put off: like that of timeout(1) it is wall-clock time, after which another
+//! user owns the machine. The back-off before a restart is not put off either: it only lets the surroundings
+//! change.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -60,6 +60,11 @@ impl FolderRequest {
         } else {
             ProgramFile::Other
         };
+        if self.hook.is_none() && self.spec.has_hooks() {
+            tracing::info!(
+                "no hook in workers, so no Python stacks: neither `XDG_CACHE_HOME` nor `HOME` names a folder for it"
+            );
+        }
         let hook = self.hook.as_deref().and_then(|folder| install(folder, step));
         if let Some(folder) = self.spec.logs.dir.folder() {
             step.set(format!("the file system of the log folder `{}`", folder.display()));
