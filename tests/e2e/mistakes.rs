@@ -79,13 +79,16 @@ fn mistakes_in_the_workers_program_are_answered() {
     check_launcher_sessions("workers");
 }
 
+/// Above the kernel's largest (`PID_MAX_LIMIT`): a pid that some process has would be shown with its name.
+const NO_PROCESS: u32 = 9_000_001;
+
 fn session_machine(session: &Session) -> Machine {
     match session.on.as_deref() {
         None => Machine::empty(),
         Some("1 GPU") => Machine::gpus(1),
         Some("2 GPUs") => Machine::gpus(2),
         Some("8 GPUs") => Machine::gpus(8),
-        Some("2 busy GPUs") => Machine::gpus(2).busy(0, 4242).busy(1, 4343),
+        Some("2 busy GPUs") => Machine::gpus(2).busy(0, NO_PROCESS).busy(1, NO_PROCESS + 1),
         Some("2 GPUs, the second lost") => Machine::gpus(2).lost(1, Lost::Handle),
         Some("2 MIG GPUs") => Machine::mig(),
         Some(other) => panic!("no machine is called `{other}`: {}", session.name),
