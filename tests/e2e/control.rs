@@ -67,8 +67,10 @@ impl Runtime {
         outcome
     }
 
+    /// With a `TMPDIR` of its own: `/tmp` has the jobs of other tests that have no `XDG_RUNTIME_DIR`.
     fn ask(&self, arguments: &[&str]) -> Outcome {
-        Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path()).args(arguments.iter().copied()).run()
+        let command = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path());
+        command.env("TMPDIR", self.0.path()).args(arguments.iter().copied()).run()
     }
 
     fn status(&self, arguments: &[&str]) -> Value {

@@ -120,7 +120,8 @@ impl Workers {
 
     fn ask(&self, arguments: &[&str]) -> Outcome {
         let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.scratch.path().join("runtime"));
-        launch.args(arguments.iter().copied()).run()
+        // `/tmp` has the jobs of other tests that have no `XDG_RUNTIME_DIR`.
+        launch.env("TMPDIR", self.scratch.path()).args(arguments.iter().copied()).run()
     }
 
     #[track_caller]
