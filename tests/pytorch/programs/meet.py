@@ -14,8 +14,14 @@ import torch
 import torch.distributed as dist
 
 
+# PyTorch 2.4 deadlocks in `destroy_process_group` if a tensor of a collective lives in gloo alone by then: the group waits,
+# with Python's lock, for a thread that takes the lock to free the tensor.
+tensors = []
+
+
 def total(value: int) -> int:
     tensor = torch.full((1000,), value, dtype=torch.int64)
+    tensors.append(tensor)
     dist.all_reduce(tensor)
     assert bool((tensor == tensor[0]).all()), tensor
     return int(tensor[0])

@@ -38,8 +38,8 @@ def loss_of(state: State, rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(inputs[rows] @ state["weights"], labels[rows])
 
 
-def train_step(state: State, step: int, rank: int, world_size: int) -> None:
-    """Each rank takes every world_size-th row of the step's batch."""
+def train_step(state: State, step: int, rank: int, world_size: int) -> torch.Tensor:
+    """Each rank takes every world_size-th row of the step's batch. Gives the gradient."""
     rows = torch.arange(step * BATCH + rank, (step + 1) * BATCH, world_size) % ROWS
     weights = state["weights"].requires_grad_()
     (gradient,) = torch.autograd.grad(loss_of(state, rows), weights)
@@ -47,6 +47,7 @@ def train_step(state: State, step: int, rank: int, world_size: int) -> None:
         dist.all_reduce(gradient)
     momenta = MOMENTUM * state["momenta"] + gradient / world_size
     state.update(weights=weights.detach() - RATE * momenta, momenta=momenta)
+    return gradient
 
 
 def load(path: str) -> tuple[State, int]:
@@ -81,10 +82,12 @@ def main() -> None:
     state, first_step = load(args.checkpoint)
     if rank == 0:
         print(f"world size {world_size}, restart {restarts}, from step {first_step}", flush=True)
+    # PyTorch 2.4 deadlocks in `destroy_process_group` if gloo alone has a tensor by then (see meet.py).
+    gradients = []
     for step in range(first_step, args.steps):
         if step == args.fail_at and rank == args.fail_rank and restarts == 0:
             sys.exit(17)
-        train_step(state, step, rank, world_size)
+        gradients.append(train_step(state, step, rank, world_size))
         if (step + 1) % args.checkpoint_every == 0 and rank == 0:
             save(args.checkpoint, state, step + 1)
     dist.destroy_process_group()

@@ -9,10 +9,12 @@ use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKin
 use super::error::{ConnectFailure, StoreError};
 use crate::{clock, socket};
 
-/// Limit for one address to accept, and for the answer to the first ping.
+/// Limit for one address to accept, and for the first answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Without an acknowledgement of the other kernel for this time the connection is lost.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// More are not in a store: the text of another protocol, read as a number, is larger.
+const MAX_KEYS: i64 = 1 << 40;
 /// First and longest pause between two tries to connect.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
@@ -69,16 +71,33 @@ impl Connection {
         deadline: Instant,
         answer_timeout: Duration,
     ) -> Result<Self, ConnectFailure> {
+        let ping = Request::Ping { nonce: std::process::id() };
+        match Self::greet(server, deadline, answer_timeout, &ping) {
+            // The server of PyTorch 2.4 knows no ping, and closes the connection.
+            Err(ConnectFailure::Io(error)) if is_closed(&error) => {
+                Self::greet(server, deadline, answer_timeout, &Request::GetNumKeys)
+            }
+            greeted => greeted,
+        }
+    }
+
+    /// Connects, and sends the handshake and this request, which only a store answers rightly.
+    fn greet(
+        server: &Server,
+        deadline: Instant,
+        answer_timeout: Duration,
+        request: &Request,
+    ) -> Result<Self, ConnectFailure> {
         let stream = connect(server, deadline)?;
         socket::enable_keepalive(&stream, Some(UNACKNOWLEDGED)).map_err(io::Error::from)?;
         stream.set_write_timeout(Some(answer_timeout))?;
         let mut connection = Self { stream, input: Vec::new(), is_broken: false, answer_timeout };
         connection.stream.write_all(&HANDSHAKE)?;
-        let nonce = std::process::id();
-        match connection.exchange(&Request::Ping { nonce }, try_deadline(deadline)) {
-            Ok(Some(Reply::Pong(answer))) if answer == nonce => Ok(connection),
-            Err(StoreError::Io(error)) if is_timeout(&error) => Err(ConnectFailure::Silent),
-            Err(StoreError::Io(error)) => Err(ConnectFailure::Io(error)),
+        match (request, connection.exchange(request, try_deadline(deadline))) {
+            (Request::Ping { nonce }, Ok(Some(Reply::Pong(answer)))) if answer == *nonce => Ok(connection),
+            (Request::GetNumKeys, Ok(Some(Reply::Number(0..=MAX_KEYS)))) => Ok(connection),
+            (_, Err(StoreError::Io(error))) if is_timeout(&error) => Err(ConnectFailure::Silent),
+            (_, Err(StoreError::Io(error))) => Err(ConnectFailure::Io(error)),
             _ => Err(ConnectFailure::NoStore),
         }
     }
@@ -206,6 +225,10 @@ fn try_deadline(deadline: Instant) -> Instant {
 /// A blocking read reports its timeout as either kind.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 fn request_keys(request: &Request) -> Vec<String> {

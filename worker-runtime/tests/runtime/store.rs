@@ -1,7 +1,7 @@
 //! The store's client: every request, waits with timeouts, and stores that misbehave.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -143,6 +143,26 @@ fn foreign_listener_is_error() {
     )
     .unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { source: ConnectFailure::NoStore, .. }), "{error:?}");
+}
+
+/// As the server of PyTorch 2.4 does.
+#[test]
+fn store_that_closes_at_a_ping_is_asked_for_its_keys() {
+    let port = scripted(|mut stream| {
+        expect(&mut stream, &[0x00, 0xCE, 0xF7, 0x85, 0x3C]);
+        if take(&mut stream) == [13] {
+            stream.shutdown(Shutdown::Both).unwrap();
+            return stream;
+        }
+        stream.write_all(&1i64.to_le_bytes()).unwrap();
+        expect(&mut stream, b"\x04\x05\0\0\0\0\0\0\0init/\x01\0\0\0\0\0\0\0");
+        stream.write_all(&1i64.to_le_bytes()).unwrap();
+        expect(&mut stream, b"\x05\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k");
+        stream.write_all(&[0]).unwrap();
+        stream
+    });
+    let store = TcpStore::connect("127.0.0.1", port, AMPLE).unwrap();
+    assert!(store.check(&["k"]).unwrap());
 }
 
 #[test]
