@@ -93,6 +93,17 @@ fn time_limit_during_stop_prevents_restart() {
 }
 
 #[test]
+fn warning_for_no_worker_does_not_put_off_the_kill() {
+    let at = clock();
+    let mut job = time_limited_job(5, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(60), exited(0, 0, Exit::Code(7)));
+    assert_eq!(job.deadline(), Some(at(60) + GRACE));
+    let actions = job.handle(at(90), Input::DeadlinePassed);
+    assert_eq!(signals(&actions), [(vec![1], Signal::SIGKILL)]);
+}
+
+#[test]
 fn time_limit_during_device_check_ends_job() {
     let at = clock();
     let mut job = time_limited_job(5, CliFlavor::Rankrun);

@@ -99,11 +99,11 @@ impl State {
         self.time_limit_timer.expires_at()
     }
 
-    /// The actions of the time limit or its warning; `None` if neither is due.
+    /// The actions of the time limit or its warning; `None` if neither is due, or no worker is there to warn.
     pub(super) fn on_time_limit_event(&mut self, now: Instant) -> Option<Vec<Action>> {
         self.next_time_limit_event()?;
         match self.time_limit_timer.take_due_event(now)? {
-            TimerEvent::Warning => Some(self.send_time_limit_warning()),
+            TimerEvent::Warning => Some(self.send_time_limit_warning()).filter(|actions| !actions.is_empty()),
             TimerEvent::End => Some(self.on_time_limit(now)),
         }
     }
