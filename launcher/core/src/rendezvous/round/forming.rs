@@ -1,6 +1,8 @@
 //! How a round forms: which nodes enter, how long the last call lasts, and when the round is complete. Changes only a
 //! draft of the state; the caller writes it.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::StateSnapshot;
 use crate::rendezvous::ranks::assign;
 use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
@@ -39,10 +41,15 @@ impl StateSnapshot<'_> {
         }
     }
 
-    /// Deadline of a last call that begins now. It differs from the previous deadline, which may have passed.
+    /// Deadline of a last call that begins now. It differs from the previous deadline, which may have passed, and from
+    /// those of other nodes, which may reckon the same time from the same heartbeat: a new deadline is how a node sees
+    /// that a last call is a new one.
     fn new_deadline(&self) -> Timestamp {
         let last_call = i64::try_from(self.local_node.times.last_call.as_micros()).unwrap_or(i64::MAX);
-        let deadline = Timestamp(self.torch_time().0.saturating_add(last_call));
+        let mut hasher = DefaultHasher::new();
+        self.local_node.node.hash(&mut hasher);
+        let own = i64::try_from(hasher.finish() % 1_000).unwrap_or_default();
+        let deadline = Timestamp(self.torch_time().0.saturating_add(last_call).saturating_add(own));
         let same = self.view.state.deadline == Some(deadline);
         Timestamp(deadline.0.saturating_add(i64::from(same)))
     }

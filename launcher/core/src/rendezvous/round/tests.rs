@@ -268,12 +268,25 @@ fn row_12_minimum_starts_last_call_and_maximum_completes() {
     let mut stage = Stage::with(["z", "", ""]);
     let step = stage.join(None, 0.0);
     let RoundStep::Write { state, .. } = &step else { panic!("{step:?}") };
-    assert_eq!(state.deadline, Some(Timestamp(WALL.0 + 30_000_000)));
+    let lasts = state.deadline.map(|deadline| deadline.0 - WALL.0).expect("a last call has a deadline");
+    assert!((30_000_000..30_001_000).contains(&lasts), "{lasts} µs");
     assert_eq!(describe_step(step), "0 last call [z0 m0] [] []");
     let mut stage = Stage::with(["z t", "", ""]);
     assert_eq!(describe_step(stage.join(None, 0.0)), "0 complete [z2 t1 m0] [] []");
     let mut stage = Stage::with(["z", "a b", ""]);
     assert_eq!(describe_step(stage.join(None, 0.0)), "0 complete [z2 a0 b1] [] [m]", "both waited before");
+}
+
+#[test]
+fn last_calls_of_two_nodes_at_one_moment_have_two_deadlines() {
+    let deadline_of = |name| {
+        let mut stage = Stage::with(["z", "", ""]);
+        stage.me.node = node(name);
+        let step = stage.join(None, 0.0);
+        let RoundStep::Write { state, .. } = step else { panic!("{step:?}") };
+        state.deadline
+    };
+    assert_ne!(deadline_of("a"), deadline_of("b"));
 }
 
 #[test]
