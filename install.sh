@@ -24,6 +24,7 @@ while [ $# -gt 0 ]; do
         -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;;
         *) fail "unknown argument \`$1\`" "$usage" ;;
     esac
+    [ -n "$2" ] || fail "\`$1\` is empty" "$usage"
     case $1 in
         --from) from=${2%/} ;;
         --prefix) prefix=${2%/} ;;
@@ -32,6 +33,7 @@ while [ $# -gt 0 ]; do
 done
 
 [ -n "$prefix" ] || fail 'HOME is not set' 'name a place: --prefix FOLDER'
+case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 system=$(uname -s) machine=$(uname -m)
 [ "$machine" != arm64 ] || machine=aarch64
 case $system-$machine in

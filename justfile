@@ -37,7 +37,7 @@ nightly:
     cargo deny check
     RANKRUN_TEST_TORCH=2.4.1 tests/run torch
 
-# Launch, restart and output beside torchrun's; the figures of the README.
+# Launch, restart and output beside torchrun's. docs/performance.md has the command of each figure.
 bench:
     cargo bench -p rankrun --bench launch
     cargo bench -p rankrun --bench restart

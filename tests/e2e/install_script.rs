@@ -69,6 +69,16 @@ fn install_script_installs_program_and_man_page() {
 }
 
 #[test]
+fn install_script_names_whole_path_of_relative_prefix() {
+    let release = Release::new();
+    let script = "cd \"$0\" && exec sh \"$1\" --from ./release --prefix here";
+    let checkout = format!("{}/install.sh", checkout().display());
+    let (ok, said) = sh(&["-c", script, &release.scratch.at(""), &checkout], "");
+    assert!(ok && said.contains("/here/bin:$PATH\""), "{said}");
+    assert!(release.scratch.path().join("here/bin/rankrun").exists());
+}
+
+#[test]
 fn install_script_refuses_wrong_checksum() {
     let release = Release::new();
     let sums = release.scratch.at("release/SHA256SUMS");
@@ -108,6 +118,7 @@ fn install_script_names_failed_download() {
         (&[][..], "is not from a release"),
         (&["--from", "http://127.0.0.1:1"][..], "only https"),
         (&["--prefix"][..], "`--prefix` has no value"),
+        (&["--prefix", ""][..], "`--prefix` is empty"),
         (&["--force"][..], "unknown argument `--force`"),
     ] {
         let (ok, said) = sh(&[&[&script[..]], arguments].concat(), "");

@@ -106,8 +106,8 @@ exact command and environment of each worker, the source of each setting, log fi
 --json prints the same as one JSON object. --script RANK prints a shell script that runs this worker
 without a launcher. `rankrun explain torchrun ...` explains what the name torchrun would do.
 
-With --leave-out RANK all other workers start and wait for this one, without a time limit. The
-launcher prints the command that starts it in another terminal, as in `sh SCRIPT gdb --args`, and
+With --leave-out RANK all other workers start and wait for this one; only --time-limit ends the wait.
+The launcher prints the command that starts it in another terminal, as in `sh SCRIPT gdb --args`, and
 prints it again after each restart. Its exit counts as that of any worker. The launcher sends it no
 signal.
 

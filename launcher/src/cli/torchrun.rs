@@ -24,7 +24,7 @@ pub(super) struct TorchrunArgs {
     /// Workers on this node: a number, or one for each `cpu`, `gpu` (CUDA or ROCm), `xpu` or other type of
     /// device; `auto` is one for each accelerator, or for each CPU if there is none. Only CPUs that the
     /// launcher may use and devices that are visible count [default: 1; under the name rankrun one per visible
-    /// accelerator, 1 without any]. There, -np N is the same
+    /// accelerator, 1 without any]. Under the name rankrun, -np N is the same
     #[arg(long, value_name = "N|auto|gpu|xpu|cpu|TYPE", help_heading = WORKERS)]
     pub(super) nproc_per_node: Option<OptionValue<String>>,
     /// How nodes find each other: with `static` their number and ranks are fixed, and there is one store, on

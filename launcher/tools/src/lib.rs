@@ -1,8 +1,9 @@
-//! The commands of rankrun beside a launch: `devices`, `topo`, `explain`, `gc`, `shim`, `ls`, `status`, `stop`, `restart`.
+//! The commands of rankrun beside a launch: `devices`, `topo`, `explain`, `gc`, `shim`, `ls`, `status`, `stacks`, `stop`,
+//! `restart`.
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`control`] | `ls`, `status`, `stop`, `restart`: ask running jobs |
+//! | [`control`] | `ls`, `status`, `stacks`, `stop`, `restart`: ask running jobs |
 //! | [`explain`] | the plan of a launch, without its effects |
 //! | [`inspect`] | `devices` and `topo` |
 //! | [`litter`] | finds and removes leftover files and folders |

@@ -65,6 +65,28 @@ fn typed_lines(document: &str) -> Vec<String> {
     typed
 }
 
+/// Lines of a document's code that call a launcher, are not read by [`typed_lines`], and have no mark above their block.
+fn unread_lines(document: &str) -> Vec<&str> {
+    let is_call = |line: &str| ["rankrun ", "torchrun "].iter().any(|name| line.contains(name));
+    let (mut above, mut block, mut unread) = ("", None, Vec::new());
+    for line in document.lines() {
+        if let Some(language) = line.strip_prefix("```") {
+            let is_marked = above.starts_with("<!-- not run: ") || above.starts_with("<!-- recorded");
+            block = block.is_none().then_some((language, is_marked));
+        } else {
+            let is_read = match block {
+                None => !line.starts_with("    "),
+                Some((_, true) | ("console" | "text" | "toml" | "yaml" | "rust" | "python", false)) => true,
+                Some(("sh" | "bash", false)) => line.starts_with("rankrun ") || line.starts_with([' ', '#']),
+                Some(_) => false,
+            };
+            unread.extend(Some(line).filter(|line| !is_read && is_call(line)));
+        }
+        above = if line.is_empty() { above } else { line };
+    }
+    unread
+}
+
 /// In front of a `$`: nothing, or the name of a node.
 fn is_prompt(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_alphanumeric())
@@ -134,6 +156,12 @@ fn documented_console_line_is_accepted_by_the_launcher() {
     let (subcommands, tree, machine) = (subcommands(), MachineTree::new(), Machine::gpus(8));
     let (mut count, mut refused, mut untested) = (0, Vec::new(), BTreeSet::new());
     for (path, text) in documents() {
+        let unread = unread_lines(&text);
+        assert!(
+            unread.is_empty(),
+            "{path} calls a launcher in a block that is not read: make it `console`, or say why not in \
+             `<!-- not run: REASON -->` above it: {unread:#?}"
+        );
         let typed = typed_lines(&text);
         let lines: Vec<_> = typed.iter().filter_map(|line| without_launch(line, &subcommands)).collect();
         let others = typed.iter().filter(|line| without_launch(line, &subcommands).is_none());
@@ -153,6 +181,13 @@ fn documented_console_line_is_accepted_by_the_launcher() {
         refused.join("\n")
     );
     assert!(count > 30, "{count}");
+}
+
+#[test]
+fn call_of_a_launcher_in_an_unmarked_block_is_unread() {
+    let document = "Text.\n\n    rankrun a\n\n```\nrankrun b\n```\n```sh\nrankrun c \\\n    rankrun d\nsrun rankrun e\n```\n\
+                    <!-- not run: it needs MPI -->\n```\nmpirun rankrun f\n```\n```text\nrankrun g\n```\n";
+    assert_eq!(unread_lines(document), ["    rankrun a", "rankrun b", "srun rankrun e"]);
 }
 
 #[test]
