@@ -67,10 +67,9 @@ impl Runtime {
         outcome
     }
 
-    /// With a `TMPDIR` of its own: `/tmp` has the jobs of other tests that have no `XDG_RUNTIME_DIR`.
+    /// A command that looks for a job also finds those in `/tmp`, so the arguments name it.
     fn ask(&self, arguments: &[&str]) -> Outcome {
-        let command = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path());
-        command.env("TMPDIR", self.0.path()).args(arguments.iter().copied()).run()
+        Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path()).args(arguments.iter().copied()).run()
     }
 
     fn status(&self, arguments: &[&str]) -> Value {
@@ -142,7 +141,7 @@ fn status_shows_each_worker_and_list_shows_each_job() {
     for name in [id.as_str(), &id[..8], "my-run", &job.pid().to_string()] {
         assert_eq!(runtime.status(&["status", name, "--json"])["job"], id.as_str(), "{name}");
     }
-    runtime.ask(&["status"]).expect_exit_code(0).expect_stdout("RANK  DEVICE").expect_stdout(&id);
+    runtime.ask(&["status", &id]).expect_exit_code(0).expect_stdout("RANK  DEVICE").expect_stdout(&id);
     runtime.ask(&["status", "my-run", "--check"]).expect_exit_code(0);
     let listed = runtime.status(&["ls", "--json"]);
     assert!(listed.as_array().is_some_and(|jobs| jobs.iter().any(|job| job["job"] == id.as_str())));
@@ -283,10 +282,9 @@ fn other_user_is_refused_by_mode_and_by_credentials() {
     let answer = connect();
     assert!(answer.contains("the job is another user's"), "{answer}");
     fs::set_permissions(runtime.path().join("rankrun"), fs::Permissions::from_mode(0o700)).unwrap();
-    let status_check = ["status", "--check"];
     let other = Launch::new(Name::Rankrun).user(54_321).cwd("/").env("XDG_RUNTIME_DIR", runtime.path());
-    other.args(status_check).run().expect_exit_code(3).expect_stderr("no job of this user runs");
-    runtime.ask(&status_check).expect_exit_code(0);
+    other.args(["status", "--check"]).run().expect_exit_code(3).expect_stderr("no job of this user runs");
+    runtime.ask(&["status", &runtime.job_id(), "--check"]).expect_exit_code(0);
     job.signal(Signal::SIGTERM);
     job.wait().expect_exit_code(143);
 }

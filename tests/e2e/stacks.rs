@@ -109,7 +109,9 @@ impl Workers {
         let launch = self.launch(Name::Rankrun, names.len()).args(options.iter().copied());
         let job = launch.args([&*script, &names.join(",")]).start();
         job.wait_for_lines("ready", names.len());
-        job.wait_until("the job has a socket", || self.ask(&["status"]).status.code() == Some(0));
+        job.wait_until("the job has a socket", || {
+            self.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
+        });
         // A line is printed a moment before the wait.
         let waits = |worker: &Value| {
             worker["threads"][0]["state"] != "R" || calls(worker).contains(&"spins".to_owned())
@@ -120,13 +122,19 @@ impl Workers {
 
     fn ask(&self, arguments: &[&str]) -> Outcome {
         let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.scratch.path().join("runtime"));
-        // `/tmp` has the jobs of other tests that have no `XDG_RUNTIME_DIR`.
-        launch.env("TMPDIR", self.scratch.path()).args(arguments.iter().copied()).run()
+        launch.args(arguments.iter().copied()).run()
+    }
+
+    /// Without it a command also finds the jobs in `/tmp`.
+    fn job_id(&self) -> String {
+        let jobs = fs::read_dir(self.scratch.path().join("runtime/rankrun")).expect("a job runs").flatten();
+        let job = jobs.map(|entry| entry.file_name()).next().expect("a job runs");
+        job.to_string_lossy().into_owned()
     }
 
     #[track_caller]
     fn stacks(&self) -> Vec<Value> {
-        let outcome = self.ask(&["stacks", "--json"]);
+        let outcome = self.ask(&["stacks", &self.job_id(), "--json"]);
         outcome.expect_exit_code(0);
         serde_json::from_str(&outcome.stdout()).unwrap_or_else(|error| panic!("{error}: {outcome}"))
     }
@@ -177,12 +185,12 @@ fn stacks_show_where_each_python_worker_stands() {
 fn equal_stacks_are_folded_and_one_rank_has_all_its_threads() {
     let Some(workers) = Workers::new() else { return };
     let job = workers.start(&[], &["waits", "sleeps", "waits", "waits"]);
-    let text = workers.ask(&["stacks"]).stdout();
+    let text = workers.ask(&["stacks", &workers.job_id()]).stdout();
     assert!(text.starts_with("rank 1: sleeps (program.py:6)\n"), "{text}");
     assert!(text.contains("\nranks 0, 2, 3: waits (program.py:29), in wait (threading.py:"), "{text}");
-    let text = workers.ask(&["stacks", "--rank", "2"]).stdout();
+    let text = workers.ask(&["stacks", &workers.job_id(), "--rank", "2"]).stdout();
     assert!(text.starts_with("rank 2, pid ") && text.matches("Python thread").count() == 2, "{text}");
-    let refused = workers.ask(&["stacks", "--rank", "9"]);
+    let refused = workers.ask(&["stacks", &workers.job_id(), "--rank", "9"]);
     refused.expect_exit_code(1).expect_stderr("no rank 9 is on this node; its ranks are 0, 1, 2, 3");
     stop(job);
 }
@@ -231,7 +239,9 @@ fn worker_without_hook_survives_a_request_for_its_stack() {
             launch.shell("echo ready; exec sleep 1000").start()
         };
         job.wait_for_line("ready");
-        job.wait_until("the job has a socket", || workers.ask(&["status"]).status.code() == Some(0));
+        job.wait_until("the job has a socket", || {
+            workers.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
+        });
         let stacks = workers.stacks();
         let absence = stacks[0]["python_absence"].as_str().expect("a reason").to_owned();
         assert!(absence.starts_with("its program has no h"), "{absence}");
@@ -336,7 +346,8 @@ fn requests_for_stacks_at_the_same_time_share_one_answer() {
     let Some(workers) = Workers::new() else { return };
     let job = workers.start(&[], &["sleeps", "blocks_all"]);
     std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..4).map(|_| scope.spawn(|| workers.ask(&["stacks"]))).collect();
+        let clients: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| workers.ask(&["stacks", &workers.job_id()]))).collect();
         for client in clients {
             client.join().unwrap().expect_exit_code(0).expect_stdout("rank 0: sleeps (program.py:");
         }

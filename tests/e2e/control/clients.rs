@@ -24,7 +24,7 @@ fn events_are_streamed_until_job_ends() {
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
     let id = runtime.job_id();
-    runtime.ask(&["status"]).expect_exit_code(0);
+    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
     let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
     job.signal_to(i32::try_from(pid).unwrap(), Signal::SIGKILL);
     job.wait_for_lines("ready", 4);
@@ -52,7 +52,7 @@ fn event_of_rank_table_has_the_text_of_the_console() {
     job.wait_until("the job has a socket", || runtime.socket().is_some());
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
-    runtime.ask(&["status"]).expect_exit_code(0);
+    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
     job.signal(Signal::SIGTERM);
     let mut text = String::new();
     client.read_to_string(&mut text).unwrap();
@@ -76,7 +76,7 @@ fn failed_start_is_not_an_event_of_workers_started() {
     let job = runtime.start_until_ready(launch, 1);
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
-    runtime.ask(&["status"]).expect_exit_code(0);
+    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
     std::fs::remove_file(&script).unwrap();
     std::fs::write(&fifo, "\n").unwrap();
     let mut text = String::new();
@@ -117,7 +117,7 @@ fn events_have_each_line_that_the_console_has() {
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
     let id = runtime.job_id();
-    runtime.ask(&["status"]).expect_exit_code(0);
+    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
     job.type_text("\n");
     job.wait_for_line("waiting up to 600 s");
     runtime.ask(&["stop", &id]).expect_exit_code(0);

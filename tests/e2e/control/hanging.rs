@@ -68,7 +68,6 @@ fn commands_name_the_runtime_folder_that_does_not_answer() {
     let scratch = Scratch::new();
     let folder = scratch.folder("runtime", 0o700);
     let launch = Launch::new(Name::Rankrun).args(["status", "--check"]).env("XDG_RUNTIME_DIR", &*folder);
-    let launch = launch.env("TMPDIR", scratch.path());
     let outcome = with_silent_folder(launch, &folder).run();
     outcome.expect_exit_code(3);
     outcome
@@ -128,7 +127,7 @@ fn status_beside_silent_log_folder_takes_one_thread() {
     let agent = job.only_child_of(job.pid());
     let ask = || {
         let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", &*runtime);
-        launch.env("TMPDIR", &*runtime).args(["status", "--check"]).run().expect_exit_code(0);
+        launch.args(["status", &job.pid().to_string(), "--check"]).run().expect_exit_code(0);
     };
     let (threads, _) = count_threads_and_files(agent);
     ask();

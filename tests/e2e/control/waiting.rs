@@ -128,7 +128,7 @@ fn events_say_that_the_job_waits_for_nodes() {
     first.wait_for_line("ready");
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
-    runtime.ask(&["status"]).expect_exit_code(0);
+    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
     second.signal(nix::sys::signal::Signal::SIGTERM);
     drop(second.wait());
     // The job now has one node, and waits for a second one.
