@@ -75,7 +75,9 @@ impl Connection {
         match Self::greet(server, deadline, answer_timeout, &ping) {
             // The server of PyTorch 2.4 knows no ping, and closes the connection.
             Err(ConnectFailure::Io(error)) if is_closed(&error) => {
-                Self::greet(server, deadline, answer_timeout, &Request::GetNumKeys)
+                let without_ping = Self::greet(server, deadline, answer_timeout, &Request::GetNumKeys)?;
+                // Another server that had closed for a moment knows the worker by its ping.
+                Self::greet(server, deadline, answer_timeout, &ping).or(Ok(without_ping))
             }
             greeted => greeted,
         }

@@ -1,7 +1,9 @@
 //! The store's client: every request, waits with timeouts, and stores that misbehave.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -145,24 +147,52 @@ fn foreign_listener_is_error() {
     assert!(matches!(error, StoreError::Unreachable { source: ConnectFailure::NoStore, .. }), "{error:?}");
 }
 
-/// As the server of PyTorch 2.4 does.
-#[test]
-fn store_that_closes_at_a_ping_is_asked_for_its_keys() {
-    let port = scripted(|mut stream| {
+/// A listener that closes so many connections at their ping, and answers the number of keys and what follows.
+fn closing_at_pings(count: usize) -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let pings = Arc::new(AtomicUsize::new(0));
+    let serve = move |mut stream: TcpStream, pings: &AtomicUsize| {
         expect(&mut stream, &[0x00, 0xCE, 0xF7, 0x85, 0x3C]);
         if take(&mut stream) == [13] {
-            stream.shutdown(Shutdown::Both).unwrap();
-            return stream;
+            if pings.fetch_add(1, Ordering::Relaxed) < count {
+                return;
+            }
+            let nonce = take::<4>(&mut stream);
+            stream.write_all(&nonce).unwrap();
+        } else {
+            stream.write_all(&1i64.to_le_bytes()).unwrap();
         }
-        stream.write_all(&1i64.to_le_bytes()).unwrap();
-        expect(&mut stream, b"\x04\x05\0\0\0\0\0\0\0init/\x01\0\0\0\0\0\0\0");
-        stream.write_all(&1i64.to_le_bytes()).unwrap();
-        expect(&mut stream, b"\x05\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k");
-        stream.write_all(&[0]).unwrap();
-        stream
+        let mut init = [0; 22];
+        // A connection that the client gives up sends nothing.
+        if stream.read_exact(&mut init).is_ok() {
+            stream.write_all(&1i64.to_le_bytes()).unwrap();
+            expect(&mut stream, b"\x05\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k");
+            let has_ping = u8::from(pings.load(Ordering::Relaxed) > count);
+            stream.write_all(&[has_ping]).unwrap();
+        }
+    };
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let pings = Arc::clone(&pings);
+            thread::spawn(move || serve(stream, &pings));
+        }
     });
-    let store = TcpStore::connect("127.0.0.1", port, AMPLE).unwrap();
+    port
+}
+
+/// The server of PyTorch 2.4 closes at each ping.
+#[test]
+fn store_that_closes_at_each_ping_is_used_without() {
+    let store = TcpStore::connect("127.0.0.1", closing_at_pings(usize::MAX), AMPLE).unwrap();
+    // The answer says whether a ping was answered: 0 is so here.
     assert!(store.check(&["k"]).unwrap());
+}
+
+#[test]
+fn store_that_closed_once_is_pinged_again() {
+    let store = TcpStore::connect("127.0.0.1", closing_at_pings(1), AMPLE).unwrap();
+    assert!(!store.check(&["k"]).unwrap());
 }
 
 #[test]
