@@ -24,17 +24,17 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A runtime folder that jobs and commands share.
-struct Runtime(Scratch);
+pub(super) struct Runtime(pub(super) Scratch);
 
 impl Runtime {
     /// `None` under another launcher, which has no control socket.
-    fn new() -> Option<Self> {
+    pub(super) fn new() -> Option<Self> {
         let scratch = is_rankrun().then(Scratch::new)?;
         assert!(scratch.folder("runtime", 0o700).ends_with("runtime"));
         Some(Self(scratch))
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.0.path().join("runtime")
     }
 
@@ -68,7 +68,7 @@ impl Runtime {
     }
 
     /// A command that looks for a job also finds those in `/tmp`, so the arguments name it.
-    fn ask(&self, arguments: &[&str]) -> Outcome {
+    pub(super) fn ask(&self, arguments: &[&str]) -> Outcome {
         Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path()).args(arguments.iter().copied()).run()
     }
 
@@ -96,7 +96,7 @@ impl Runtime {
     }
 
     /// The id of the only job.
-    fn job_id(&self) -> String {
+    pub(super) fn job_id(&self) -> String {
         let folder = self.socket().and_then(|path| Some(path.parent()?.file_name()?.to_owned()));
         folder.expect("a job runs").to_string_lossy().into_owned()
     }
@@ -301,6 +301,12 @@ fn socket_is_below_temporary_folder_without_runtime_folder() {
     job.wait_for_line("ready");
     job.wait_until("the job has a folder", || place.is_dir());
     assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o700);
+    // The only job of this user needs no name.
+    for command in ["status", "stacks"] {
+        let asked =
+            Launch::new(Name::Rankrun).user(54_322).cwd("/").env("TMPDIR", &temporary).args([command]);
+        asked.run().expect_exit_code(0).expect_stdout("0");
+    }
     job.signal(Signal::SIGTERM);
     let outcome = job.wait();
     outcome.expect_exit_code(143);

@@ -4,9 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use harness::{Job, Launch, Name, Outcome, Scratch, is_rankrun};
+use harness::{Job, Launch, Name};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+
+use crate::control::Runtime;
 
 /// What each rank does, by its name on the command line; each says `ready` first.
 const PROGRAM: &str = r#"
@@ -79,28 +81,26 @@ subprocess.run([sys.executable, "-c", show], check=True)
 "#;
 
 struct Workers {
-    scratch: Scratch,
+    runtime: Runtime,
 }
 
 impl Workers {
     /// `None` under another launcher.
     fn new() -> Option<Self> {
-        let scratch = is_rankrun().then(Scratch::new)?;
-        assert!(scratch.folder("runtime", 0o700).ends_with("runtime"));
-        Some(Self { scratch })
+        Some(Self { runtime: Runtime::new()? })
     }
 
     fn file(&self, name: &str, content: &str) -> String {
-        self.scratch.file(name, content, 0o600)
+        self.runtime.0.file(name, content, 0o600)
     }
 
     fn launch(&self, name: Name, workers: usize) -> Launch {
         let launch = Launch::standalone(name, workers);
-        launch.env("XDG_RUNTIME_DIR", self.scratch.path().join("runtime")).env("XDG_CACHE_HOME", self.cache())
+        launch.env("XDG_RUNTIME_DIR", self.runtime.path()).env("XDG_CACHE_HOME", self.cache())
     }
 
     fn cache(&self) -> PathBuf {
-        self.scratch.path().join("cache")
+        self.runtime.0.path().join("cache")
     }
 
     /// A job whose ranks do these things, once all have begun.
@@ -110,7 +110,7 @@ impl Workers {
         let job = launch.args([&*script, &names.join(",")]).start();
         job.wait_for_lines("ready", names.len());
         job.wait_until("the job has a socket", || {
-            self.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
+            self.runtime.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
         });
         // A line is printed a moment before the wait.
         let waits = |worker: &Value| {
@@ -120,21 +120,9 @@ impl Workers {
         job
     }
 
-    fn ask(&self, arguments: &[&str]) -> Outcome {
-        let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.scratch.path().join("runtime"));
-        launch.args(arguments.iter().copied()).run()
-    }
-
-    /// Without it a command also finds the jobs in `/tmp`.
-    fn job_id(&self) -> String {
-        let jobs = fs::read_dir(self.scratch.path().join("runtime/rankrun")).expect("a job runs").flatten();
-        let job = jobs.map(|entry| entry.file_name()).next().expect("a job runs");
-        job.to_string_lossy().into_owned()
-    }
-
     #[track_caller]
     fn stacks(&self) -> Vec<Value> {
-        let outcome = self.ask(&["stacks", &self.job_id(), "--json"]);
+        let outcome = self.runtime.ask(&["stacks", &self.runtime.job_id(), "--json"]);
         outcome.expect_exit_code(0);
         serde_json::from_str(&outcome.stdout()).unwrap_or_else(|error| panic!("{error}: {outcome}"))
     }
@@ -185,12 +173,12 @@ fn stacks_show_where_each_python_worker_stands() {
 fn equal_stacks_are_folded_and_one_rank_has_all_its_threads() {
     let Some(workers) = Workers::new() else { return };
     let job = workers.start(&[], &["waits", "sleeps", "waits", "waits"]);
-    let text = workers.ask(&["stacks", &workers.job_id()]).stdout();
+    let text = workers.runtime.ask(&["stacks", &workers.runtime.job_id()]).stdout();
     assert!(text.starts_with("rank 1: sleeps (program.py:6)\n"), "{text}");
     assert!(text.contains("\nranks 0, 2, 3: waits (program.py:29), in wait (threading.py:"), "{text}");
-    let text = workers.ask(&["stacks", &workers.job_id(), "--rank", "2"]).stdout();
+    let text = workers.runtime.ask(&["stacks", &workers.runtime.job_id(), "--rank", "2"]).stdout();
     assert!(text.starts_with("rank 2, pid ") && text.matches("Python thread").count() == 2, "{text}");
-    let refused = workers.ask(&["stacks", &workers.job_id(), "--rank", "9"]);
+    let refused = workers.runtime.ask(&["stacks", &workers.runtime.job_id(), "--rank", "9"]);
     refused.expect_exit_code(1).expect_stderr("no rank 9 is on this node; its ranks are 0, 1, 2, 3");
     stop(job);
 }
@@ -215,7 +203,7 @@ fn worker_without_answer_is_shown_as_the_kernel_sees_it() {
 #[test]
 fn python_below_a_wrapper_is_asked_in_its_place() {
     let Some(workers) = Workers::new() else { return };
-    let wrapper = workers.scratch.file("wrapper", "#!/bin/sh\n\"$@\"\nexit 0\n", 0o700);
+    let wrapper = workers.runtime.0.file("wrapper", "#!/bin/sh\n\"$@\"\nexit 0\n", 0o700);
     let job = workers.start(&["--wrap", &format!("all:{wrapper}")], &["sleeps"]);
     let stacks = workers.stacks();
     assert_eq!(calls(&stacks[0]), ["sleeps", "<module>"], "{}", stacks[0]);
@@ -240,7 +228,7 @@ fn worker_without_hook_survives_a_request_for_its_stack() {
         };
         job.wait_for_line("ready");
         job.wait_until("the job has a socket", || {
-            workers.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
+            workers.runtime.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
         });
         let stacks = workers.stacks();
         let absence = stacks[0]["python_absence"].as_str().expect("a reason").to_owned();
@@ -268,7 +256,7 @@ fn hook_leaves_no_trace_in_program_and_its_children() {
 #[test]
 fn sitecustomize_of_user_runs_behind_the_hook() {
     let Some(workers) = Workers::new() else { return };
-    let folder = workers.scratch.folder("mine", 0o700);
+    let folder = workers.runtime.0.folder("mine", 0o700);
     let own =
         workers.file("mine/sitecustomize.py", "import sys\nprint('customized', __name__, flush=True)\n");
     let lines = workers.run_visible(workers.launch(Name::Rankrun, 1).env("PYTHONPATH", folder));
@@ -346,8 +334,9 @@ fn requests_for_stacks_at_the_same_time_share_one_answer() {
     let Some(workers) = Workers::new() else { return };
     let job = workers.start(&[], &["sleeps", "blocks_all"]);
     std::thread::scope(|scope| {
-        let clients: Vec<_> =
-            (0..4).map(|_| scope.spawn(|| workers.ask(&["stacks", &workers.job_id()]))).collect();
+        let clients: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| workers.runtime.ask(&["stacks", &workers.runtime.job_id()])))
+            .collect();
         for client in clients {
             client.join().unwrap().expect_exit_code(0).expect_stdout("rank 0: sleeps (program.py:");
         }

@@ -2,8 +2,8 @@
 //!
 //! The script of rankrun asks the launcher at each tab. So subcommands stand beside the files of the folder, the jobs
 //! that run complete `status`, `stacks`, `stop` and `restart`, and behind the entrypoint no option of the launcher is
-//! offered. The
-//! script of torchrun stands alone: where PyTorch's own torchrun takes its place again, a question would be a launch.
+//! offered. The script of torchrun stands alone: where PyTorch's own torchrun takes its place again, a question would be
+//! a launch.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

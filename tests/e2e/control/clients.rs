@@ -24,7 +24,7 @@ fn events_are_streamed_until_job_ends() {
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
     let id = runtime.job_id();
-    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
+    runtime.ask(&["status", &id]).expect_exit_code(0);
     let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
     job.signal_to(i32::try_from(pid).unwrap(), Signal::SIGKILL);
     job.wait_for_lines("ready", 4);
@@ -117,7 +117,7 @@ fn events_have_each_line_that_the_console_has() {
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
     let id = runtime.job_id();
-    runtime.ask(&["status", &runtime.job_id()]).expect_exit_code(0);
+    runtime.ask(&["status", &id]).expect_exit_code(0);
     job.type_text("\n");
     job.wait_for_line("waiting up to 600 s");
     runtime.ask(&["stop", &id]).expect_exit_code(0);

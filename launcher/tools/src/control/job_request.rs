@@ -19,6 +19,8 @@ use rankrun_host::control::folder::JobFolder;
 use rankrun_host::control::protocol::{Accepted, ClientRequest, JobStatus, Reply};
 use rankrun_host::reporter::stacks::{render_folded, render_worker};
 
+const NO_WORKERS: &str = "no worker of this node has been started";
+
 /// The server closes a client that asks nothing for 5 s.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -58,7 +60,7 @@ pub(super) fn act(
             match (format, &workers[..]) {
                 (OutputFormat::Json, workers) => pages::stacks_json(workers),
                 (OutputFormat::Text, [worker]) if rank.is_some() => render_worker(worker),
-                (OutputFormat::Text, []) => "no worker of this node has been started\n".to_owned(),
+                (OutputFormat::Text, []) => format!("{NO_WORKERS}\n"),
                 (OutputFormat::Text, workers) => render_folded(workers, usize::MAX),
             }
         }
@@ -88,7 +90,7 @@ fn stacks(connection: &mut ControlConnection, rank: Option<u32>) -> Result<Vec<W
     let ranks: Vec<String> = workers.iter().map(|worker| worker.rank.to_string()).collect();
     let found: Vec<_> = workers.into_iter().filter(|worker| worker.rank == rank).collect();
     if ranks.is_empty() {
-        return Err(ControlError::Refused("no worker of this node has been started".to_owned()));
+        return Err(ControlError::Refused(NO_WORKERS.to_owned()));
     }
     if found.is_empty() {
         let ranks = ranks.join(", ");

@@ -41,9 +41,9 @@ impl StateSnapshot<'_> {
         }
     }
 
-    /// Deadline of a last call that begins now. It differs from the previous deadline, which may have passed, and from
-    /// those of other nodes, which may reckon the same time from the same heartbeat: a new deadline is how a node sees
-    /// that a last call is a new one.
+    /// Deadline of a last call that begins now. It differs from the previous deadline, which may have passed: a new
+    /// deadline is how a node sees that a last call is a new one. Two nodes may reckon the same time from the same
+    /// heartbeat, so each adds up to a millisecond of its own, which is the same for one pair of nodes in a thousand.
     fn new_deadline(&self) -> Timestamp {
         let last_call = i64::try_from(self.local_node.times.last_call.as_micros()).unwrap_or(i64::MAX);
         let mut hasher = DefaultHasher::new();
