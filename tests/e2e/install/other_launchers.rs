@@ -3,24 +3,27 @@
 use std::fs;
 use std::path::PathBuf;
 
+use harness::free_port;
+
 use super::assert_shim_refused;
 use super::environment::Environment;
 
 const SCRIPTS: [&str; 5] = ["torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds"];
 
-/// Every call that launches by a script, with options for one worker.
+/// Every call that launches by a script, with options for one worker. Deepspeed listens on 29500 where no port is named, and
+/// these tests run at the same time.
 fn launches(environment: &Environment) -> Vec<String> {
     let options = |script: &str| match script {
-        "torchrun" => "--nproc-per-node 1",
-        "accelerate" => "launch --cpu --num_processes 1",
-        "accelerate-launch" => "--cpu --num_processes 1",
-        _ => "--num_gpus 1 --no_local_rank",
+        "torchrun" => "--nproc-per-node 1".to_owned(),
+        "accelerate" => "launch --cpu --num_processes 1".to_owned(),
+        "accelerate-launch" => "--cpu --num_processes 1".to_owned(),
+        _ => format!("--num_gpus 1 --no_local_rank --master_port {}", free_port()),
     };
-    let call = |script: &str| {
+    let calls = |script: &str| {
         let path = environment.bin(script).display().to_string();
         [script.to_owned(), path.clone(), format!("python -u {path}")].map(|call| (call, options(script)))
     };
-    let calls = SCRIPTS.into_iter().flat_map(call);
+    let calls = SCRIPTS.into_iter().flat_map(calls);
     calls.map(|(call, options)| format!("{call} {options} worker.py 'a  b' ''")).collect()
 }
 
