@@ -10,7 +10,6 @@ fail once, to see that happen (start it with --max-restarts 1).
 """
 
 import argparse
-import gc
 import os
 import signal
 import sys
@@ -99,10 +98,9 @@ def main() -> None:
         loss = nn.functional.cross_entropy(outputs, labels).item()
         accuracy = (outputs.argmax(dim=1) == labels).float().mean().item()
         print(f"after {args.steps} steps: loss {loss:.9f}, accuracy {accuracy:.4f}", flush=True)
-    # Gloo's threads end with the group, and the model holds it. One that still frees a gradient while Python ends aborts the
-    # process ("terminate called without an active exception"), under any launcher.
-    del model
-    gc.collect()
+    # One of gloo's threads that still frees a gradient while Python ends aborts the process ("terminate called without an
+    # active exception"), under any launcher. The barrier gives it the time.
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -21,4 +21,6 @@ accelerator.print(
     f"{accelerator.distributed_type.value} of {accelerator.num_processes} on {accelerator.device.type}, "
     f"{accelerator.mixed_precision}: loss {losses.mean().item():.6f}"
 )
+# One of gloo's threads that still frees a tensor while Python ends aborts the process. The barrier gives it the time.
+accelerator.wait_for_everyone()
 accelerator.end_training()

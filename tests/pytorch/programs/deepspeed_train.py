@@ -31,4 +31,6 @@ print(
     f"rank {engine.global_rank} of {engine.world_size}, argument {args.local_rank}: loss {loss.item():.4f}, sum {total:.4f}",
     flush=True,
 )
+# One of gloo's threads that still frees a tensor while Python ends aborts the process. The barrier gives it the time.
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()

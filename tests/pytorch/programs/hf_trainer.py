@@ -43,6 +43,8 @@ def main() -> None:
         print(f"{place}: loss {result.training_loss:.9f}, steps {result.global_step}", flush=True)
     # A thread of gloo may abort a process that exits while the group exists.
     if torch.distributed.is_initialized():
+        # One of gloo's threads that still frees a tensor while Python ends aborts the process. The barrier gives it the time.
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 

@@ -23,7 +23,8 @@ pub(super) fn abort_at_exit(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<S
             shown(error)
         ),
         (None, Program::Python { .. }) => format!(
-            "probably a thread of PyTorch was still at work when the script had ended: call {destroy} at the end of the script"
+            "probably a thread of PyTorch was still at work when the script had ended: call `torch.distributed.barrier()` and \
+             {destroy} at the end of the script"
         ),
         (None, Program::Other { .. }) => format!(
             "where it runs PyTorch, call {destroy} at the end of the script; in a C++ program probably a `std::thread` was \
