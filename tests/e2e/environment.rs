@@ -99,6 +99,9 @@ fn worker_variables_are_exactly_the_documented_ones() {
         if !is_torchrun() {
             expected.extend(RANKRUN_VARIABLES);
         }
+        if *name == Name::Rankrun && is_rankrun() {
+            expected.insert("RANKRUN_HEARTBEAT");
+        }
         for rank in 0..2 {
             let variables = variables_of_rank(&outcome, rank);
             let names: BTreeSet<&str> = variables.keys().map(String::as_str).collect();

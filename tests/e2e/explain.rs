@@ -270,8 +270,9 @@ fn script_with_master_port_sets_launch_environment() {
     let lines = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let foreign = |line: &&str| {
-            let names = ["env0", "env1 RANKRUN_JOB=", "env1 RANKRUN_NESTING=", "env1 RANKRUN_E2E_MARK="];
-            !names.iter().any(|name| line.starts_with(name))
+            let names =
+                ["JOB", "NESTING", "E2E_MARK", "HEARTBEAT"].map(|name| format!("env1 RANKRUN_{name}="));
+            !line.starts_with("env0") && !names.iter().any(|name| line.starts_with(name))
         };
         let mut lines: Vec<String> = text.lines().filter(foreign).map(str::to_owned).collect();
         lines.sort();

@@ -8,6 +8,7 @@ mod deepspeed;
 mod early_exit;
 mod external_worker;
 mod frameworks;
+mod hangs;
 mod hints;
 mod mistakes;
 mod nodes;

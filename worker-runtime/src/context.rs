@@ -3,6 +3,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the worker's environment is read here")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use rankrun_contract::device::Device;
 use rankrun_contract::env::{self, EnvError, WorkerEnv};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeRank, Rank, RestartCount, RunId, WorldSize};
 
+use crate::heartbeat::HeartbeatSender;
 use crate::process_group::{BackendChoice, Group, GroupError, GroupOptions};
 use crate::store::{StoreError, TcpStore};
 
@@ -23,6 +25,8 @@ pub struct WorkerContext {
     backend: Option<BackendChoice>,
     /// `GLOO_SOCKET_IFNAME`.
     interface: Option<Arc<str>>,
+    /// `RANKRUN_HEARTBEAT`.
+    heartbeat: HeartbeatSender,
     /// Overrides the detected host, in tests.
     host: Option<String>,
 }
@@ -36,7 +40,9 @@ impl WorkerContext {
         let lookup = |name: &str| std::env::var_os(name);
         let context = WorkerEnv::from_vars(lookup)?.map_or_else(Self::single_process, Self::new);
         let interface = std::env::var(env::INTERFACE).ok().filter(|name| !name.is_empty()).map(Arc::from);
-        Ok(Self { backend: env::parse_var(env::BACKEND, lookup)?, interface, ..context })
+        let heartbeat = lookup(env::HEARTBEAT).map(|path| HeartbeatSender::open(Path::new(&path)));
+        let heartbeat = heartbeat.unwrap_or_default();
+        Ok(Self { backend: env::parse_var(env::BACKEND, lookup)?, interface, heartbeat, ..context })
     }
 
     /// The context that `env` describes.
@@ -49,7 +55,14 @@ impl WorkerContext {
     #[must_use]
     pub fn single_process() -> Self {
         let run_id = RunId("none".to_owned());
-        Self { env: None, run_id, backend: None, interface: None, host: None }
+        Self {
+            env: None,
+            run_id,
+            backend: None,
+            interface: None,
+            heartbeat: HeartbeatSender::default(),
+            host: None,
+        }
     }
 
     /// Overrides the host: ranks with the same host name share memory. For tests, in which workers of one
@@ -156,6 +169,19 @@ impl WorkerContext {
     /// As [`Group::join`].
     pub fn process_group(&self, options: &GroupOptions) -> Result<Group, GroupError> {
         Group::join(self, options)
+    }
+
+    /// Tells the launcher that this step is done, so that it finds a hang (`--hang-timeout`). It costs one write
+    /// and never waits. Without a launcher that watches, it does nothing.
+    pub fn progress(&self, step: u64) {
+        self.heartbeat.send_step(step);
+    }
+
+    /// Tells the launcher that a part of the program begins behind this step which may take longer than a
+    /// step, such as `checkpoint`. It lasts until the next [`progress`](Self::progress). A name has letters,
+    /// digits, `-`, `_`, `.` and `/`.
+    pub fn begin_section(&self, step: u64, name: &str, limit: Duration) {
+        self.heartbeat.send_section(step, name, limit);
     }
 
     /// The backend that `RANKRUN_BACKEND` requests for process groups.

@@ -31,6 +31,7 @@ pub mod data_parallel;
 pub mod ddp;
 pub mod diagnostic;
 pub mod elastic;
+mod heartbeat;
 #[cfg(any(feature = "cuda", feature = "nccl"))]
 mod library;
 pub mod process_group;

@@ -9,6 +9,7 @@ mod worker_end;
 
 use std::time::Duration;
 
+use crate::hang::verdict::Verdict;
 use crate::posix::{Pid, Signal};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
@@ -54,6 +55,20 @@ pub enum JobEvent {
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
         grace: Duration,
+    },
+    /// The workers make no progress, and all are being stopped.
+    Hang {
+        /// Which ranks wait, and which are missing.
+        verdict: Box<Verdict>,
+        /// All workers that are alive.
+        live: Vec<LocalRank>,
+        /// The grace period: time until SIGKILL.
+        grace: Duration,
+    },
+    /// The workers make no progress, or wait for one that does; they go on.
+    NoProgress {
+        /// Which ranks wait, and which are missing.
+        verdict: Box<Verdict>,
     },
     /// Another node caused a new round: all workers start again. Also the lost node that caused the failure here.
     Changed {
@@ -245,6 +260,8 @@ impl JobEvent {
             Self::WorkerFailed { .. } => "worker_failed",
             Self::Uninterruptible { .. } => "worker_stuck",
             Self::NotJoined { .. } => "workers_not_joined",
+            Self::Hang { .. } => "workers_hang",
+            Self::NoProgress { .. } => "no_progress",
             Self::Changed { .. } => "membership_changed",
             Self::Rejoined { .. } => "round_joined",
             Self::EndedElsewhere { .. } => "job_ended_elsewhere",

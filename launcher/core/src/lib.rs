@@ -11,12 +11,14 @@
 //! | [`exit_code`] | every exit status of the launcher |
 //! | [`facts`] | the outside world, read once or on demand, behind a trait |
 //! | [`gc`] | which processes are left from dead jobs, and the text about them |
+//! | [`hang`] | whether the workers make progress, and which rank is missing where |
 //! | [`job_event`] | what the agent tells the user, as plain data |
 //! | [`log_route`] | where each stream of a worker goes |
 //! | [`notice`] | lines that are printed once, before the workers start |
 //! | [`placement`] | rank → device and variables |
 //! | [`plain`] | control characters of foreign text, escaped |
 //! | [`posix`] | pids, signals and exits, as plain data |
+//! | [`rank_names`] | ranks in a sentence |
 //! | [`rendezvous`] | which nodes take part, in which order |
 //! | [`screen`] | a terminal, as a model: what bytes do to it |
 //! | [`shell`] | words and scripts for a POSIX shell |
@@ -32,12 +34,14 @@ pub mod error_chain;
 pub mod exit_code;
 pub mod facts;
 pub mod gc;
+pub mod hang;
 pub mod job_event;
 pub mod log_route;
 pub mod notice;
 pub mod placement;
 pub mod plain;
 pub mod posix;
+pub mod rank_names;
 pub mod rendezvous;
 pub mod screen;
 pub mod shell;

@@ -260,8 +260,6 @@ pub enum IgnoredBecause {
     OneStartMethod,
     /// `--log-dir /dev/null` makes no files.
     NoLogTree(Origin),
-    /// torch has a watchdog for it, and it is not supported yet.
-    NotSupported,
 }
 
 impl fmt::Display for IgnoredBecause {
@@ -276,7 +274,6 @@ impl fmt::Display for IgnoredBecause {
             Self::OnlyStatic => "only the static rendezvous has it",
             Self::WorkerCountsAreExchanged => "nodes always tell each other how many workers they have",
             Self::OneStartMethod => "every worker is a fresh process",
-            Self::NotSupported => "it is not supported yet",
         })
     }
 }

@@ -96,6 +96,8 @@ pub struct LaunchSpec {
     pub leftovers: LeftoverPolicy,
     /// `--start-timeout`: every worker of a generation has joined the store within this time.
     pub start_timeout: Option<Duration>,
+    /// `--hang-timeout` and `--first-step-timeout`.
+    pub hang: HangTimes,
     /// The time limit of the job (`--time-limit`).
     pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
@@ -126,6 +128,15 @@ pub struct LaunchSpec {
     pub options: IndependentOptions,
 }
 
+/// How long workers may show no progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HangTimes {
+    /// `--hang-timeout`: workers without progress for this time have failed. Without it the user is warned.
+    pub timeout: Option<Duration>,
+    /// `--first-step-timeout`: the time until the first heartbeat, and of a section without a limit of its own.
+    pub first_step: Option<Duration>,
+}
+
 impl LaunchSpec {
     /// The effect of a dead device, if the devices are checked; CPUs need no check.
     #[must_use]
@@ -144,6 +155,14 @@ impl LaunchSpec {
     /// The wrappers of this rank.
     pub fn wrappers_of(&self, rank: Rank) -> impl DoubleEndedIterator<Item = &Wrapper> {
         self.wrappers.iter().filter(move |wrapper| wrapper.command.ranks.contains(rank))
+    }
+
+    /// Whether workers get channels by which they show their progress. A worker that a person debugs may stand still.
+    /// Under the name torchrun only the option asks for them.
+    #[must_use]
+    pub fn watches_progress(&self) -> bool {
+        let is_wanted = self.cli_flavor == CliFlavor::Rankrun || self.hang.timeout.is_some();
+        is_wanted && self.external_worker.is_none()
     }
 
     /// Whether Python runs the launcher's hook first in each worker.

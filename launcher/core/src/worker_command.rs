@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rankrun_contract::env::{self, NESTING, RankrunEnv, Role, WorkerEnv};
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
@@ -54,6 +54,19 @@ pub struct WorkerFiles<'a> {
     pub error_file: Option<&'a Path>,
     /// The hook that its Python runs first.
     pub hook: Option<&'a WorkerHook>,
+    /// The FIFO for PyTorch's file timers.
+    pub timer_file: Option<&'a Path>,
+    /// By which it shows its progress.
+    pub progress: Option<&'a ProgressFiles>,
+}
+
+/// The files by which one worker shows its progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgressFiles {
+    /// The FIFO for its heartbeats.
+    pub heartbeat: PathBuf,
+    /// The socket on which its flight recorder answers, if it is asked.
+    pub flight_recorder: Option<PathBuf>,
 }
 
 /// The variables of the hook of one worker.
@@ -81,6 +94,9 @@ record(run_script_path)()
 
 /// Where Python looks for modules first.
 pub const PYTHON_PATH: &str = "PYTHONPATH";
+
+/// The variable by which programs find the FIFO of PyTorch's file timers.
+pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
 /// Options that name workers of this launch or choose its devices and cores. A launcher that a worker starts has its own, and
 /// inherits the chosen devices.
@@ -118,8 +134,8 @@ pub fn worker_command(
         .chain(placement.device.variables.iter().map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
         .chain(hidden_variables(spec).iter().copied())
-        // These of an outer launcher describe the outer job.
-        .chain([env::DEVICE, env::ROUND, env::STACKS])
+        // These of an outer launcher describe the outer job, or are for one process alone.
+        .chain([env::DEVICE, env::ROUND, env::STACKS, env::FLIGHT_RECORDER])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
@@ -225,6 +241,11 @@ pub fn worker_environment(
     };
     let mut vars = env.to_vars();
     vars.retain(|(name, _)| !hidden_variables(spec).contains(name));
+    vars.extend(files.timer_file.map(|path| (TIMER_FILE, path.into())));
+    if let Some(progress) = files.progress {
+        vars.push((env::HEARTBEAT, progress.heartbeat.clone().into()));
+        vars.extend(progress.flight_recorder.iter().map(|path| (env::FLIGHT_RECORDER, path.into())));
+    }
     vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));

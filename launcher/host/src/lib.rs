@@ -8,6 +8,7 @@
 //! | [`control`] | the control socket of a running job |
 //! | [`device_probe`] | asks vendors' libraries and the kernel for accelerators |
 //! | [`error`] | errors of the launcher itself |
+//! | [`hang`] | collects what the workers show of their progress |
 //! | [`hooks`] | the file that Python runs first in each worker |
 //! | `io_thread` | a thread with a tokio runtime, for all that waits for sockets |
 //! | [`logs`] | the workers' output |
@@ -26,6 +27,7 @@ pub mod console;
 pub mod control;
 pub mod device_probe;
 pub mod error;
+pub mod hang;
 pub mod hooks;
 pub(crate) mod io_thread;
 pub mod logs;

@@ -12,7 +12,7 @@ use rankrun_core::notice::Notice;
 use rankrun_core::posix::Signal;
 use rankrun_core::spec::signal::parse_signal;
 use rankrun_core::spec::stop::{EarlyWarning, TimeLimit};
-use rankrun_core::spec::{RendezvousSpec, StoreHost};
+use rankrun_core::spec::{HangTimes, RendezvousSpec, StoreHost};
 
 const WARN_SIGNAL: Expected = Expected::new(
     "SIGNAL or SIGNAL@TIME such as `USR1@60`, with a signal that can be handled and a time above 0",
@@ -45,6 +45,14 @@ pub(super) fn resolve_start_timeout(
         return Err(SettingError::of_origin(origin, problem, hint).into());
     }
     Ok(Some(value))
+}
+
+/// How long the workers may show no progress.
+pub(super) fn resolve_hang_times(settings: &Settings<'_>) -> HangTimes {
+    HangTimes {
+        timeout: time(settings, &settings.args.hang_timeout).map(|limit| limit.value),
+        first_step: time(settings, &settings.args.first_step_timeout).map(|limit| limit.value),
+    }
 }
 
 /// The time limit of the whole job.

@@ -39,6 +39,14 @@ pub(super) struct RankrunArgs {
     /// A start has failed if a worker has not joined the store after this time [default: no limit]
     #[arg(long, value_name = "TIME", help_heading = STOPPING)]
     pub(super) start_timeout: Option<OptionValue<PositiveTime>>,
+    /// The workers have failed if none of them shows progress for this time: heartbeats that the program sends, and
+    /// the collectives that PyTorch's flight recorder lists [default: only a warning, after 5m]
+    #[arg(long, value_name = "TIME", help_heading = STOPPING)]
+    pub(super) hang_timeout: Option<OptionValue<PositiveTime>>,
+    /// No hang is found before this time or a worker's first heartbeat, since a program restores, compiles and
+    /// warms up [default: 10m]
+    #[arg(long, value_name = "TIME", help_heading = STOPPING)]
+    pub(super) first_step_timeout: Option<OptionValue<Time>>,
     /// Stop the whole job after this time, restarts included, and print what each rank was doing; 90 is
     /// seconds; 5m, 1h30m and Slurm's 02:30:00 and 1-12:00:00 are understood too [default: none]
     #[arg(long, value_name = "TIME", help_heading = STOPPING, display_order = 1)]

@@ -16,7 +16,7 @@ use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::hint_for_restarts;
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::external_worker::resolve_external_worker;
-use super::limits::{resolve_start_timeout, resolve_time_limit};
+use super::limits::{resolve_hang_times, resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
 use super::nesting::resolve_nesting;
@@ -44,7 +44,6 @@ const INTERVAL: Expected = Expected::new("a number of seconds above 0", "30");
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
-const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 const DSTATE_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 /// The process that started the launcher looks there for the reason of its failure.
 const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
@@ -66,7 +65,6 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     let mut network = resolve_network(settings)?;
     let start_timeout = resolve_start_timeout(settings, &rendezvous)?;
     let signals = resolve_signals(settings, &mut notices)?;
-    let events = resolve_events(settings)?;
     refuse_logs_specs(settings)?;
     let (device_request, devices) = resolve_devices(settings, &rendezvous, verbosity, &mut notices)?;
     let workers = devices.worker_count();
@@ -97,6 +95,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         stop: resolve_stop(settings)?,
         leftovers: resolve_leftovers(settings)?,
         start_timeout,
+        hang: resolve_hang_times(settings),
         time_limit,
         signals,
         dstate_timeout: seconds_of(facts, DSTATE_VARIABLE),
@@ -106,7 +105,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         network,
         devices,
         device_request,
-        events,
+        events: resolve_events(settings)?,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         external_worker,
         nesting,
@@ -145,10 +144,6 @@ fn ignored_setting_notices(settings: &Settings<'_>, line: &CommandLine) -> Vec<N
         let because = IgnoredBecause::OneStartMethod;
         notices.push(Notice::Ignored { origin: found.origin, because });
     }
-    if seconds_of(settings.facts, FILE_TIMER_VARIABLE).is_some() {
-        let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
-        notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
-    }
     if settings.cli_flavor == CliFlavor::Rankrun {
         notices.extend(unknown_variable_notices(settings.facts));
         notices.extend(options_behind_notice(line, command(CliFlavor::Rankrun)));
@@ -156,7 +151,7 @@ fn ignored_setting_notices(settings: &Settings<'_>, line: &CommandLine) -> Vec<N
     notices
 }
 
-/// A number of seconds above zero, as both watchdogs are switched on; anything else is as good as none.
+/// A number of seconds above zero, as the watchdog is switched on; anything else is as good as none.
 fn seconds_of(facts: &Facts, name: &str) -> Option<Duration> {
     let number = facts.variable(name).and_then(OsStr::to_str).and_then(parse_float)?;
     Duration::try_from_secs_f64(number).ok().filter(|seconds| !seconds.is_zero())

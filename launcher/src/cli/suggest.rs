@@ -1,7 +1,9 @@
 //! What a word that nothing here knows may have meant: a misspelt option or variable, a word of another launcher, a
 //! subcommand. Pure.
 
-use rankrun_contract::env::{BACKEND, DEVICE, GENERATION, JOB, KEEP, NCCL_LIBRARY, NESTING, ROUND, STACKS};
+use rankrun_contract::env::{
+    BACKEND, DEVICE, FLIGHT_RECORDER, GENERATION, HEARTBEAT, JOB, KEEP, NCCL_LIBRARY, NESTING, ROUND, STACKS,
+};
 use strsim::osa_distance;
 
 use super::help;
@@ -16,7 +18,7 @@ use rankrun_core::spec::CliFlavor;
 use rankrun_tools::shim::SWITCH;
 
 /// With more candidates than these the suggestion is left out.
-const MOST_ANSWERS: usize = 4;
+const MOST_ANSWERS: usize = 6;
 /// Shorter beginnings fit too much.
 const SHORTEST_BEGINNING: usize = 3;
 const OUR_PREFIX: &str = "RANKRUN_";
@@ -24,7 +26,8 @@ const TORCH_PREFIX: &str = "PET_";
 /// Variables that users set and no option has.
 const FOR_USERS: [&str; 4] = [BACKEND, KEEP, NCCL_LIBRARY, SWITCH];
 /// Variables that the launcher sets, for workers and for itself.
-const FOR_WORKERS: [&str; 7] = [DEVICE, GENERATION, HANDED_OVER, JOB, NESTING, ROUND, STACKS];
+const FOR_WORKERS: [&str; 9] =
+    [DEVICE, FLIGHT_RECORDER, GENERATION, HANDED_OVER, HEARTBEAT, JOB, NESTING, ROUND, STACKS];
 /// Variables of this project's own tests and benches.
 const FOR_TESTS: [&str; 5] =
     ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];

@@ -59,6 +59,10 @@ pub const NESTING: &str = "RANKRUN_NESTING";
 pub const KEEP: &str = "RANKRUN_KEEP";
 /// The device of this worker, such as `cpu:0`; not set where the launcher did not look.
 pub const DEVICE: &str = "RANKRUN_DEVICE";
+/// The FIFO of this worker for its heartbeats, one line each: `STEP [section=NAME] [limit=SECONDS]`.
+pub const HEARTBEAT: &str = "RANKRUN_HEARTBEAT";
+/// The socket on which PyTorch's flight recorder in this worker is to answer; set with `--hang-timeout` alone.
+pub const FLIGHT_RECORDER: &str = "RANKRUN_FLIGHT_RECORDER";
 /// Where a Python worker writes its stacks for the launcher, `DESCRIPTOR:INODE:SIGNAL`; the launcher's hook takes it away.
 pub const STACKS: &str = "RANKRUN_STACKS";
 /// NCCL's library for the worker runtime: a path, which comes before every place where it would be looked for.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
+use crate::hang::verdict::Verdict;
 use crate::job_event::{DeadDevice, FailureKind, LostPeer, WorkerEnd};
 use crate::posix::{Exit, Signal};
 
@@ -42,6 +43,8 @@ pub struct Failure {
     pub dead_devices: Vec<DeadDevice>,
     /// Workers that had not joined the store when the start limit expired.
     pub not_joined: Box<[LocalRank]>,
+    /// Why the workers made no progress, if that was the failure.
+    pub hang: Option<Box<Verdict>>,
 }
 
 /// A worker that had exited with 0 before the first failure.
@@ -83,7 +86,10 @@ impl Failure {
     }
 
     const fn precedes_worker_exit(&self) -> bool {
-        matches!(self.kind, FailureKind::Uninterruptible { .. } | FailureKind::NotJoined { .. })
+        matches!(
+            self.kind,
+            FailureKind::Uninterruptible { .. } | FailureKind::NotJoined { .. } | FailureKind::Hang
+        )
     }
 
     /// True if new workers can succeed. An uninterruptible worker may hold a device or memory that they need.
@@ -102,7 +108,8 @@ impl Failure {
             (
                 FailureKind::EndedByStop
                 | FailureKind::Uninterruptible { .. }
-                | FailureKind::NotJoined { .. },
+                | FailureKind::NotJoined { .. }
+                | FailureKind::Hang,
                 _,
             ) => ExitStatus::Code(LAUNCHER_FAILED),
         }
@@ -219,6 +226,7 @@ impl Failure {
             dead_devices: Vec::new(),
             early_successes: Box::default(),
             not_joined: Box::default(),
+            hang: None,
         }
     }
 }

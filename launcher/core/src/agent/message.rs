@@ -14,6 +14,7 @@ use crate::agent::failure::Failure;
 use crate::agent::leftovers::LeftoverStep;
 use crate::agent::policy::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
+use crate::hang::verdict::Verdict;
 use crate::job_event::rank_table::{EndedRank, RankTable};
 use crate::job_event::{JobEvent, ShutdownNotice, UninterruptibleWorker, WorkerEnd};
 use crate::rendezvous::note::RuleNote;
@@ -95,6 +96,8 @@ pub enum Input {
         /// The workers that have not joined the store.
         missing: Vec<NotJoined>,
     },
+    /// The workers make no progress, or wait for one that does.
+    HangJudged(Box<JudgedHang>),
     /// The answer to [`Action::CollectRanks`], sent before the stop signal.
     RanksCollected {
         /// The generation that the table describes.
@@ -212,6 +215,21 @@ pub struct NotJoined {
     /// The local rank of the worker.
     pub local_rank: LocalRank,
     /// The pid of the running worker.
+    pub pid: Pid,
+}
+
+/// A verdict on the workers of this node that the user needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JudgedHang {
+    /// The generation that was judged.
+    pub generation: Generation,
+    /// Time of the verdict on the wall clock.
+    pub at: SystemTime,
+    /// A hang, a desync or a straggler.
+    pub verdict: Verdict,
+    /// The worker to blame: one that others wait for, else one that waits.
+    pub local_rank: LocalRank,
+    /// Its pid.
     pub pid: Pid,
 }
 

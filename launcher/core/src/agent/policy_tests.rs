@@ -36,6 +36,7 @@ fn failure(local_rank: u32, exit: Exit) -> Failure {
         dead_devices: Vec::new(),
         early_successes: Box::default(),
         not_joined: Box::default(),
+        hang: None,
     }
 }
 

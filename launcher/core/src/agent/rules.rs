@@ -26,6 +26,8 @@ pub struct JobRules {
     pub(super) time_limit: Option<TimeLimit>,
     /// Time in which every worker must join the store.
     pub(super) start_timeout: Option<Duration>,
+    /// Time without progress after which the workers have failed.
+    pub(super) hang_timeout: Option<Duration>,
     /// How long a worker may be uninterruptible (state `D`), if watched.
     pub(super) dstate_timeout: Option<Duration>,
     pub(super) stop_signals: Vec<Signal>,
@@ -65,6 +67,7 @@ impl JobRules {
             // A worker that is not told of its job joins no store.
             start_timeout: spec.start_timeout.filter(|_| spec.is_distributed()),
             time_limit: spec.time_limit,
+            hang_timeout: spec.hang.timeout,
             dstate_timeout: spec.dstate_timeout,
             stop_signals: spec.signals.stop.clone(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },

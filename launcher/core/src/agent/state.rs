@@ -17,6 +17,7 @@ pub mod control;
 mod finished;
 mod grace;
 mod groups;
+mod hang;
 mod lease;
 mod leftovers;
 mod limit;
@@ -229,6 +230,7 @@ impl State {
             Input::JoinedProbed { generation, at, missing } => {
                 self.on_joined_probed(now, generation, at, &missing)
             }
+            Input::HangJudged(judged) => self.on_hang_judged(now, *judged),
             Input::RanksCollected { generation, table } => self.on_ranks_collected(generation, table),
             Input::DevicesProbed { generation, report: checkup } => {
                 self.on_devices_probed(now, generation, checkup)
@@ -405,6 +407,7 @@ impl State {
             restart_count: self.job_restarts,
             dead_devices: Vec::new(),
             not_joined: Box::default(),
+            hang: None,
         }
     }
 

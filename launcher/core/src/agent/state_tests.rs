@@ -34,6 +34,8 @@ mod finished_tests;
 mod grace_tests;
 #[path = "groups_tests.rs"]
 mod groups_tests;
+#[path = "hang_tests.rs"]
+mod hang;
 #[path = "lease_tests.rs"]
 mod lease_tests;
 #[path = "leftovers_tests.rs"]
@@ -178,6 +180,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, cli_flavor: CliFlavor) -> J
         leftovers: LeftoverPolicy::Keep,
         start_timeout: None,
         time_limit: None,
+        hang_timeout: None,
         dstate_timeout: None,
         stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,

@@ -67,6 +67,8 @@ pub enum FailureKind {
         /// The start limit that the user set.
         limit: Duration,
     },
+    /// The workers made no progress and were stopped for that.
+    Hang,
     /// It was uninterruptible (state `D`) for too long and was stopped for that.
     Uninterruptible {
         /// The time for which it was uninterruptible.

@@ -31,6 +31,7 @@ pub fn example() -> LaunchSpec {
         stop: StopPolicy { grace: Duration::from_secs(30), grace_for: GraceFor::default() },
         leftovers: LeftoverPolicy::End { grace: Duration::from_secs(30) },
         start_timeout: None,
+        hang: HangTimes::default(),
         time_limit: None,
         signals: SignalSpec::torchrun(),
         dstate_timeout: None,

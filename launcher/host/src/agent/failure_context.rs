@@ -27,6 +27,7 @@ use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::system::short_hostname;
 use rankrun_core::agent::failure::{Failure, FollowingEnd};
 use rankrun_core::device::WorkerDevice;
+use rankrun_core::hang::sentence::sentence;
 use rankrun_core::job_event::{FailureKind, WorkerEnd};
 use rankrun_core::log_route::streams_of_rank;
 use rankrun_core::placement::Placement;
@@ -151,6 +152,7 @@ impl FailureContext<'_> {
                     ProgramKind::Python
                 }
             },
+            hang: failure.hang.as_deref().map(sentence),
             not_joined: failure.not_joined.iter().map(|local_rank| self.rank(*local_rank)).collect(),
             dead_devices: failure
                 .dead_devices
@@ -192,6 +194,9 @@ impl FailureContext<'_> {
         if let (FailureKind::NotJoined { limit }, Message::None) = (failure.kind, &root_cause.message) {
             let limit = limit.as_secs_f64();
             root_cause.message = Message::Text(format!("Worker had not joined the store within {limit}s"));
+        }
+        if let (Some(verdict), Message::None) = (&failure.hang, &root_cause.message) {
+            root_cause.message = Message::Text(format!("Workers made no progress: {}", sentence(verdict)));
         }
         let others = recorded.iter().map(|other| self.failed_worker(&other.end, most)).collect();
         TorchReport { title, host: host::full_name(), root_cause, others }

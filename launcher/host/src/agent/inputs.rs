@@ -54,6 +54,7 @@ impl Agent<'_> {
             self.progress_probe = None;
             inputs.push_back(seen);
         }
+        inputs.extend(self.progress_inputs());
         inputs.extend(self.take_drained());
         inputs.extend(self.advance_parent_file());
         if self.departure.take_if(|departure| departure.is_over()).is_some() {
@@ -103,6 +104,10 @@ impl Agent<'_> {
         }
         if has_other && !inputs.contains(&Input::DescendantReaped) {
             inputs.push_back(Input::DescendantReaped);
+        }
+        if let Some(watch) = &self.progress_watch {
+            let finished = reaped.workers.iter().filter(|end| end.exit.is_success());
+            finished.for_each(|end| watch.finish_worker(end.worker.local_rank));
         }
         let kills = self.workers.foreign_kills(&reaped.workers, orphans as u64);
         inputs.extend(reaped.workers.into_iter().zip(kills).map(|(exit, foreign_kill)| Input::Exited {

@@ -14,6 +14,7 @@ mod events;
 mod external_worker;
 mod failure_context;
 mod final_report;
+mod hang;
 mod host;
 mod inputs;
 mod opening;
@@ -43,6 +44,7 @@ use crate::agent::control::ControlSocket;
 use crate::agent::device_check::DeviceCheckRun;
 use crate::agent::drain::PendingReport;
 use crate::agent::final_report::FinalReport;
+use crate::agent::hang::PendingHang;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::opening::OpenedResources;
 use crate::agent::parent_error_file::ParentFileCall;
@@ -52,6 +54,8 @@ use crate::agent::stack_watch::StackWatch;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::error::LaunchError;
+use crate::hang::file_timer::FileTimerServer;
+use crate::hang::progress_watch::ProgressWatch;
 use crate::logs::Drained;
 use crate::process::link::{GuardLink, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox};
@@ -158,6 +162,10 @@ struct Agent<'a> {
     device_check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
     progress_probe: Option<ProgressProbe>,
+    /// Watches the progress of the running generation.
+    progress_watch: Option<ProgressWatch>,
+    /// A verdict, while the stacks of the workers are taken.
+    pending_hang: Option<PendingHang>,
     /// Answers to actions that were there at once.
     answers: VecDeque<Input>,
     control: ControlSocket,
@@ -200,6 +208,8 @@ impl<'a> Agent<'a> {
             final_report,
             device_check: None,
             progress_probe: None,
+            progress_watch: None,
+            pending_hang: None,
             answers: VecDeque::new(),
             control: ControlSocket::default(),
             stack_watch: StackWatch::default(),
@@ -241,6 +251,9 @@ impl<'a> Agent<'a> {
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
             readers.extend(self.rendezvous.as_fd());
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
+            readers.extend(self.progress_watch.iter().map(ProgressWatch::as_fd));
+            readers.extend(self.workers.file_timers().map(FileTimerServer::as_fd));
+            readers.extend(self.pending_hang.iter().map(PendingHang::as_fd));
             readers.extend(self.call_fds());
             readers.extend(self.stack_watch.as_fd());
             readers.extend(self.drained.iter().map(Drained::as_fd));
@@ -296,11 +309,7 @@ impl<'a> Agent<'a> {
                     external_worker.release(&job_event_text::external_worker_released(reason, failed));
                 }
             }
-            Action::KillLeftovers { generation } => {
-                self.workers.end_streams(generation);
-                let killed = self.kill_leftovers();
-                self.answers.push_back(killed);
-            }
+            Action::KillLeftovers { generation } => self.end_generation(generation),
             Action::ProbeDState { .. } | Action::ProbeJoined { .. } | Action::CollectRanks { .. } => {
                 return self.probe_workers(action);
             }
@@ -328,6 +337,15 @@ impl<'a> Agent<'a> {
             | Action::Exit { .. } => return self.perform_shutdown_action(action),
         }
         None
+    }
+
+    /// No worker of the generation is left.
+    fn end_generation(&mut self, generation: Generation) {
+        self.progress_watch = None;
+        self.pending_hang = None;
+        self.workers.end_streams(generation);
+        let killed = self.kill_leftovers();
+        self.answers.push_back(killed);
     }
 
     fn perform_shutdown_action(&mut self, action: Action) -> Option<Input> {

@@ -15,9 +15,9 @@ use rankrun_core::agent::state::start::UnansweredDeadline;
 use rankrun_core::stacks::WorkerStacks;
 
 /// Calls of each stack that are shown beside others.
-const SHOWN_CALLS: usize = 6;
+pub(super) const SHOWN_CALLS: usize = 6;
 /// The rest is counted.
-const MAX_SHOWN_LINES: usize = 40;
+pub(super) const MAX_SHOWN_LINES: usize = 40;
 /// From the end of a collection to the deadline, at most: its lines come before the SIGKILL.
 const ANSWER_MARGIN: Duration = Duration::from_millis(200);
 
@@ -41,7 +41,8 @@ struct Due {
 #[derive(Debug)]
 pub(super) struct UnansweredStacks {
     pub(super) generation: Generation,
-    pub(super) deadline: UnansweredDeadline,
+    /// `None` if they make no progress.
+    pub(super) deadline: Option<UnansweredDeadline>,
     pub(super) workers: Vec<WorkerStacks>,
 }
 
@@ -104,7 +105,8 @@ impl Agent<'_> {
             let shown = render_briefly(&workers, SHOWN_CALLS, MAX_SHOWN_LINES).join("\n");
             self.announce("stacks", &format!("SIGKILL follows; the workers that do not stop:\n{shown}"));
         }
-        self.workers.set_unanswered(UnansweredStacks { generation, deadline, workers });
+        let stacks = UnansweredStacks { generation, deadline: Some(deadline), workers };
+        self.workers.set_unanswered(stacks);
     }
 
     fn start_stacks(&mut self, due: Due, now: Instant) {

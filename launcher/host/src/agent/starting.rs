@@ -97,6 +97,7 @@ impl Agent<'_> {
             self.answers.push_back(self.start_failed(generation, failed));
             return;
         }
+        self.start_progress_watch();
         self.answers.push_back(Input::Started { generation });
         self.publish_start();
         self.open_control_socket();

@@ -18,6 +18,9 @@ impl Agent<'_> {
             self.workers.signal_all(Signal::SIGSTOP);
             warn_of_failure("some of the job may not be stopped", stop_descendants());
         }
+        if let Some(watch) = &self.progress_watch {
+            watch.suspend();
+        }
         // Without a guard the next read of the link ends the job, and all processes are killed as they stand.
         let _ = self.link.send_to_guard(ToGuard::Suspended);
     }
@@ -26,6 +29,9 @@ impl Agent<'_> {
         if has_processes {
             warn_of_failure("some of the job may stay stopped", continue_descendants());
             self.workers.signal_all(Signal::SIGCONT);
+        }
+        if let Some(watch) = &self.progress_watch {
+            watch.resume(suspended_for);
         }
         tracing::info!("the job was stopped for {suspended_for:.1?}, and goes on");
     }

@@ -37,6 +37,8 @@ use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
 use crate::blocking::file_calls::FileCalls;
 use crate::console::{Console, is_terminal};
 use crate::error::{LaunchError, SpawnError};
+use crate::hang::channels::ProgressChannels;
+use crate::hang::file_timer::{FileTimerServer, timer_path};
 use crate::hooks::{hook_folder, python_path};
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree};
@@ -58,7 +60,9 @@ use rankrun_core::notice::Notice;
 use rankrun_core::placement::{self, Placement, WorkerId};
 use rankrun_core::rendezvous::Round;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
-use rankrun_core::worker_command::{GenerationContext, WorkerFiles, WorkerHook, worker_command};
+use rankrun_core::worker_command::{
+    GenerationContext, ProgressFiles, WorkerFiles, WorkerHook, worker_command,
+};
 
 /// The worker group and the resources that it needs.
 pub(super) struct WorkerGroup {
@@ -102,6 +106,10 @@ pub(super) struct WorkerGroup {
     /// Their log folder, if its disk was full when a worker failed.
     full_log_folder: Option<FullLogFolder>,
     events: Option<EventSink>,
+    /// By which the workers of the last started generation show their progress, until a thread watches them.
+    channels: Option<ProgressChannels>,
+    /// From the first generation on, if the environment asks for it.
+    file_timers: Option<FileTimerServer>,
 }
 
 /// A completed rendezvous.
@@ -161,6 +169,8 @@ impl WorkerGroup {
             error_files: BTreeMap::new(),
             oom_ledger: OomLedger::default(),
             full_log_folder: None,
+            channels: None,
+            file_timers: None,
         })
     }
 
@@ -182,6 +192,19 @@ impl WorkerGroup {
     /// The environment of the launcher.
     pub(super) fn environment(&self) -> &[(OsString, OsString)] {
         &self.environment
+    }
+
+    /// The round of the last started generation.
+    pub(super) const fn round(&self) -> Option<&Round> {
+        self.round.as_ref()
+    }
+
+    pub(super) fn pid(&self, local_rank: LocalRank) -> Option<Pid> {
+        self.pids.get(&local_rank).copied()
+    }
+
+    pub(super) const fn take_channels(&mut self) -> Option<ProgressChannels> {
+        self.channels.take()
     }
 
     pub(super) const fn job(&self) -> &JobId {
@@ -247,7 +270,11 @@ impl WorkerGroup {
             round: round.number,
             placements: self.placements.clone(),
             spec: self.spec.clone(),
+            environment: self.environment.clone(),
+            job: self.job.clone(),
+            generation,
             hook: self.hook_folder(),
+            timer_path: self.timer_path(),
         };
         let call = self.logs.calls().start(move |step| request.make(step)).map_err(|source| {
             none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
@@ -287,6 +314,8 @@ impl WorkerGroup {
     ) -> Result<(), StartFailed> {
         let GenerationContext { generation, round, .. } = context;
         self.attempt = folders.attempt;
+        self.channels = folders.channels;
+        self.file_timers = self.file_timers.take().or(folders.file_timers);
         self.program = folders.program;
         self.hook = folders.hook;
         self.logs.set_files(folders.files);
@@ -323,7 +352,13 @@ impl WorkerGroup {
             python_path: python_path(folder, &self.environment),
             stacks: dump.variable(),
         });
-        let files = WorkerFiles { error_file: error_file.as_deref(), hook: hook.as_ref() };
+        let progress = self.progress_files(local_rank);
+        let files = WorkerFiles {
+            error_file: error_file.as_deref(),
+            hook: hook.as_ref(),
+            progress: progress.as_ref(),
+            timer_file: self.file_timers.as_ref().map(FileTimerServer::path),
+        };
         let command = worker_command(&self.spec, context, placement, &self.environment, files)
             .map_err(|source| LaunchError::Command { rank, source })?;
         let worker = WorkerId { generation: context.generation, local_rank };
@@ -371,6 +406,23 @@ impl WorkerGroup {
         let warn =
             |error: &io::Error| tracing::info!("local rank {local_rank} has no Python stacks: {error}");
         DumpFile::open().inspect_err(warn).ok().map(Arc::new)
+    }
+
+    /// The FIFO of PyTorch's file timers, where it is to be made.
+    fn timer_path(&self) -> Option<PathBuf> {
+        if self.file_timers.is_some() {
+            return None;
+        }
+        timer_path(&self.environment, &self.job.0)
+    }
+
+    pub(super) const fn file_timers(&self) -> Option<&FileTimerServer> {
+        self.file_timers.as_ref()
+    }
+
+    fn progress_files(&self, local_rank: LocalRank) -> Option<ProgressFiles> {
+        let has_recorder = self.spec.hang.timeout.is_some();
+        Some(self.channels.as_ref()?.files(local_rank, has_recorder))
     }
 
     /// The path of the external worker's script.

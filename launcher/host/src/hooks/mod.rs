@@ -1,4 +1,5 @@
-//! The hook that Python runs first in each worker: `sitecustomize.py`, embedded here. It lies in a folder of the user's
+//! The hook that Python runs first in each worker: `flight_recorder.py` and `sitecustomize.py` as one file, embedded
+//! here. It lies in a folder of the user's
 //! cache, one folder for each content, which stands first in `PYTHONPATH` of the workers.
 //!
 //! The file decides what runs in every worker, so the folder must be this user's alone, and the file what is embedded.
@@ -16,7 +17,7 @@ use crate::regular_file::ensure_regular;
 
 /// The name by which Python finds it.
 const FILE_NAME: &str = "sitecustomize.py";
-const SOURCE: &str = include_str!("sitecustomize.py");
+const SOURCE: &str = concat!(include_str!("flight_recorder.py"), "\n\n", include_str!("sitecustomize.py"));
 /// The same content has the same folder, whichever launcher wrote it.
 const CONTENT_HASH: u64 = fnv1a(SOURCE.as_bytes());
 

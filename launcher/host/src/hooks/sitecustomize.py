@@ -39,8 +39,8 @@ def _arm_stacks():
     faulthandler.register(signal, file=descriptor, all_threads=True, chain=False)
 
 
-# A further step stands behind these two; each works where the ones before have failed.
-for _step in (_hide, _arm_stacks):
+# Each works where the ones before have failed.
+for _step in (_hide, _arm_stacks, start_flight_recorder):
     try:
         _step()
     except Exception:

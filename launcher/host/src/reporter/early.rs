@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::reporter::rank_names::rank_names;
 use crate::reporter::summary::{FailureReport, OtherEnd};
 use rankrun_core::job_event::{FailureKind, lost_peer_phrase};
+use rankrun_core::rank_names::rank_names;
 
 /// A worker that exited with 0 before the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

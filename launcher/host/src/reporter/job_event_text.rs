@@ -9,11 +9,12 @@ use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use crate::reporter::leftovers;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
-use crate::reporter::rank_names::rank_names;
 use crate::reporter::rank_table::{self, TableSetting};
+use rankrun_core::hang::sentence::sentence;
 use rankrun_core::job_event::{JobEvent, NoRestart, WorkerEnd};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Pid, Signal, signal_name};
+use rankrun_core::rank_names::rank_names;
 use rankrun_core::rendezvous::MembershipChange;
 use rankrun_core::rendezvous::Round;
 use rankrun_core::spec::LaunchSpec;
@@ -52,6 +53,8 @@ pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>)
         }
         JobEvent::Uninterruptible { .. }
         | JobEvent::NotJoined { .. }
+        | JobEvent::Hang { .. }
+        | JobEvent::NoProgress { .. }
         | JobEvent::TimeIsShort { .. }
         | JobEvent::TimeIsUp { .. } => return limit_event_text(event, spec),
         JobEvent::Killing { local_ranks, ignored_signal } => killing_text(local_ranks, *ignored_signal),
@@ -237,6 +240,10 @@ pub(crate) fn limit_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<St
             limit.as_secs_f64(),
             stopping(live, *grace)
         ),
+        JobEvent::Hang { verdict, live, grace } => {
+            format!("{}: {}", sentence(verdict), stopping(live, *grace))
+        }
+        JobEvent::NoProgress { verdict } => format!("no progress: {}", sentence(verdict)),
         JobEvent::TimeIsShort { remaining: before, signal, live } => format!(
             "the time limit is over in {}: {signal} to {}",
             humantime::format_duration(*before),

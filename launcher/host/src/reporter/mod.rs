@@ -14,7 +14,6 @@ pub(crate) mod memory;
 pub(crate) mod nodes;
 pub(crate) mod parent_file;
 pub mod program;
-pub(crate) mod rank_names;
 pub(crate) mod rank_table;
 pub mod stacks;
 pub(crate) mod summary;

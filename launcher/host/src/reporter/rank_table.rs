@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::reporter::rank_names::{number_runs, rank_names};
 use rankrun_core::job_event::activity::LastOutput;
 use rankrun_core::job_event::activity::RunState;
 use rankrun_core::job_event::rank_table::{JoinState, ProcessState, RankRow, RankTable};
 use rankrun_core::plain::plain;
+use rankrun_core::rank_names::{number_runs, rank_names};
 use rankrun_core::rendezvous::{NodeName, Round};
 use rankrun_core::spec::stop::StopReason;
 

@@ -7,7 +7,7 @@ use rankrun_core::plain::plain;
 use rankrun_core::stacks::fold::{StackFold, fold};
 use rankrun_core::stacks::{Frame, KernelThread, WorkerStacks};
 
-use super::rank_names::rank_names;
+use rankrun_core::rank_names::rank_names;
 
 /// The main threads of all workers, equal stacks once; `most` calls of each.
 #[must_use]

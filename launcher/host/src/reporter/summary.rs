@@ -69,6 +69,8 @@ pub(crate) struct FailureReport {
     pub program: ProgramKind,
     /// The ranks that had not joined the store when the start limit expired.
     pub not_joined: Vec<Rank>,
+    /// Why the workers made no progress, in words.
+    pub hang: Option<String>,
     /// The devices that were found dead after it.
     pub dead_devices: Vec<DeadDeviceSummary>,
     /// The workers that had exited with 0 before it, in the order in which that was seen.
@@ -187,7 +189,8 @@ pub(crate) fn render(failure: &FailureReport) -> String {
         lines.extend(tail.iter().map(|line| format!("    | {line}")));
     }
     if !failure.stacks.is_empty() {
-        lines.push("  where workers stood that did not answer:".to_owned());
+        let which = if failure.kind == FailureKind::Hang { "" } else { " that did not answer" };
+        lines.push(format!("  where workers stood{which}:"));
         let stacks = render_briefly(&failure.stacks, SHOWN_CALLS, MAX_STACK_LINES);
         lines.extend(stacks.iter().map(|line| format!("    {line}")));
     }
@@ -342,6 +345,10 @@ fn failure_text(failure: &FailureReport) -> String {
     match failure.kind {
         FailureKind::Ended => failure.foreign_kill.map_or(exit, |kill| kill_in_words(kill, failure.rank)),
         FailureKind::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
+        FailureKind::Hang => {
+            let why = failure.hang.as_deref().unwrap_or("the workers made no progress");
+            format!("hang: {why}; stopped ({exit})")
+        }
         FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())
         }

@@ -27,6 +27,7 @@ pub(in crate::reporter) fn example_failure() -> FailureReport {
         is_output_captured: true,
         program: ProgramKind::Any,
         not_joined: Vec::new(),
+        hang: None,
         dead_devices: Vec::new(),
         early: Vec::new(),
         other_ends: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],

@@ -136,6 +136,8 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
             stopping((*signal, *worker_signal), live, group)
         }
         JobEvent::NotJoined { .. }
+        | JobEvent::Hang { .. }
+        | JobEvent::NoProgress { .. }
         | JobEvent::TimeIsShort { .. }
         | JobEvent::TimeIsUp { .. }
         | JobEvent::RankTable(_) => of_limits(event, group),
@@ -233,7 +235,7 @@ fn of_limits(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     let own_lines = job_event_text::limit_event_text(event, group.spec);
     let message = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
     let signal_lines = match event {
-        JobEvent::NotJoined { live, .. } | JobEvent::TimeIsUp { live, .. } => {
+        JobEvent::NotJoined { live, .. } | JobEvent::Hang { live, .. } | JobEvent::TimeIsUp { live, .. } => {
             closing_signal_lines(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),

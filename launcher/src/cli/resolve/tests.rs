@@ -256,11 +256,6 @@ fn explicit_torchrun_defaults_change_nothing() {
 
 #[test]
 fn watchdog_and_error_file_are_set_only_by_variables() {
-    let timer = launch("--standalone", &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")]);
-    assert_eq!(
-        timer.notices[0].to_string(),
-        "`TORCHELASTIC_ENABLE_FILE_TIMER` has no effect: it is not supported yet"
-    );
     for (value, seconds) in [
         ("2", Some(2.0)),
         (" 0.5 ", Some(0.5)),

@@ -22,7 +22,11 @@ fn misspelt_option_gets_nearest_names() {
         ("--endpoint", "`--rdzv-endpoint`"),
         ("--rendezvous-backend", "`--rdzv-backend`"),
         ("--port", "`--master-port` or `--port-range`"),
-        ("--timeout", "`--shutdown-timeout`, `--start-timeout`, `--join-timeout` or `--probe-timeout`"),
+        (
+            "--timeout",
+            "`--shutdown-timeout`, `--start-timeout`, `--hang-timeout`, `--first-step-timeout`, `--join-timeout` or \
+             `--probe-timeout`",
+        ),
         ("--exclude-unhealhty", "`--exclude-unhealthy`"),
         ("--oversubcribe", "`--oversubscribe`"),
     ] {

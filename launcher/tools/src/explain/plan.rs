@@ -4,7 +4,9 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID, STACKS};
+use rankrun_contract::env::{
+    ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB, MASTER_PORT, NESTING, RANK, RUN_ID, STACKS,
+};
 
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
@@ -18,10 +20,12 @@ use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::{LaunchSpec, StdinPolicy};
 use rankrun_core::worker_command::{
-    GenerationContext, WorkerCommand, WorkerFiles, WorkerHook, hidden_variables, split_entry, worker_command,
-    worker_environment,
+    GenerationContext, TIMER_FILE, WorkerCommand, WorkerFiles, WorkerHook, hidden_variables, split_entry,
+    worker_command, worker_environment,
 };
 use rankrun_host::error::LaunchError;
+use rankrun_host::hang::channels::file_patterns;
+use rankrun_host::hang::file_timer::timer_path;
 use rankrun_host::hooks::{hook_folder, python_path};
 use rankrun_host::logs::tree::Attempt;
 use rankrun_host::system::short_hostname;
@@ -44,7 +48,16 @@ impl LaunchPlan<'_> {
         let folder = hook_folder(self.spec, inherited).filter(|_| !is_external);
         let hook = folder
             .map(|folder| WorkerHook { python_path: python_path(&folder, inherited), stacks: String::new() });
-        let files = WorkerFiles { error_file: error_file.as_deref(), hook: hook.as_ref() };
+        let has_recorder = self.spec.hang.timeout.is_some();
+        let progress = file_patterns(inherited, local_rank, has_recorder);
+        let progress = progress.filter(|_| self.spec.watches_progress());
+        let timer_file = timer_path(inherited, "*");
+        let files = WorkerFiles {
+            error_file: error_file.as_deref(),
+            hook: hook.as_ref(),
+            progress: progress.as_ref(),
+            timer_file: timer_file.as_deref(),
+        };
         let command = worker_command(self.spec, &self.context, placement, inherited, files)
             .map_err(|source| LaunchError::Command { rank, source })?;
         let variables = worker_environment(self.spec, &self.context, placement, files);
@@ -120,6 +133,7 @@ impl LaunchPlan<'_> {
             RUN_ID if self.sources.is_run_id_fresh() => LaunchValue::AtLaunch(Pending::RunId),
             // They name processes and descriptors of one launch.
             JOB | NESTING | STACKS => LaunchValue::AtLaunch(Pending::Mark),
+            HEARTBEAT | FLIGHT_RECORDER | TIMER_FILE => path_pattern(Path::new(value)),
             ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),
             _ => LaunchValue::Known(value.to_owned()),
         }

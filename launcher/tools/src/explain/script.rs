@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use rankrun_contract::env::{ERROR_FILE, JOB};
+use rankrun_contract::env::{ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB};
 use rankrun_contract::rank::LocalRank;
 
 use super::{Explanation, LaunchValue, Pending, Store};
@@ -13,8 +13,11 @@ use rankrun_core::shell::script::{Script, ScriptValue, binding_script};
 pub(super) fn worker_script(explanation: &Explanation, local_rank: LocalRank) -> Script {
     let worker = explanation.ranks.get(local_rank.index());
     let entries = worker.map(|worker| worker.environment.as_slice()).unwrap_or_default();
-    let environment =
-        entries.iter().map(|entry| (entry.name.0.clone(), script_value(&entry.name.0, &entry.value)));
+    // No launcher reads what a worker started by this script shows of its progress.
+    let entries = entries
+        .iter()
+        .filter(|entry| ![HEARTBEAT, FLIGHT_RECORDER].map(OsStr::new).contains(&&*entry.name.0));
+    let environment = entries.map(|entry| (entry.name.0.clone(), script_value(&entry.name.0, &entry.value)));
     let mut command: Vec<OsString> = Vec::new();
     if let Some(worker) = worker {
         command.push(worker.program.0.clone());

@@ -311,7 +311,7 @@ impl SettingOrigins<'_> {
         .map(|(name, value)| self.option(name, value))
     }
 
-    fn shutdown_settings(&self) -> [SettingLine; 7] {
+    fn shutdown_settings(&self) -> [SettingLine; 9] {
         let spec = self.spec;
         let events = match spec.events {
             EventLog::Off => "null",
@@ -326,6 +326,8 @@ impl SettingOrigins<'_> {
         [
             self.option("leftover-grace", Some(leftovers)),
             self.option("start-timeout", spec.start_timeout.map(time)),
+            self.option("hang-timeout", spec.hang.timeout.map(time)),
+            self.option("first-step-timeout", spec.hang.first_step.map(time)),
             self.option("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
             self.option("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
             setting(

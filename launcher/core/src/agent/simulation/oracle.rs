@@ -212,6 +212,7 @@ impl Oracle {
             | Input::Signalled { generation, .. }
             | Input::GroupsSignalled { generation, .. }
             | Input::ProgressProbed { generation, .. } => *generation,
+            Input::HangJudged(judged) => judged.generation,
             Input::Ready
             | Input::OpeningFailed(_)
             | Input::LeftoversKilled { .. }

@@ -87,7 +87,10 @@ fn plain_status(setup: &Setup, has_started: bool, end: &JobOutcome) -> ExitStatu
             128 + u8::try_from(number).expect("a signal")
         }
         Some((
-            FailureKind::EndedByStop | FailureKind::Uninterruptible { .. } | FailureKind::NotJoined { .. },
+            FailureKind::EndedByStop
+            | FailureKind::Uninterruptible { .. }
+            | FailureKind::NotJoined { .. }
+            | FailureKind::Hang,
             _,
         ))
         | None => LAUNCHER_FAILED,

@@ -61,8 +61,8 @@ impl WorkerGroup {
     fn stacks_of(&self, failure: &Failure) -> &[WorkerStacks] {
         let is_late = matches!(failure.kind, FailureKind::NotJoined { .. });
         let taken = self.unanswered.as_ref().filter(|taken| {
-            let is_of_kill = matches!(taken.deadline, UnansweredDeadline::Kill(_));
-            taken.generation == failure.generation && (is_of_kill || is_late)
+            let is_of_join = matches!(taken.deadline, Some(UnansweredDeadline::Join(_)));
+            taken.generation == failure.generation && (!is_of_join || is_late)
         });
         taken.map_or(&[], |taken| &taken.workers)
     }

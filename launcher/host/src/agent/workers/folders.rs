@@ -2,12 +2,16 @@
 //! specification says which; the worker group gets them before it spawns.
 
 use std::error::Error;
+use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rankrun_contract::rank::RestartCount;
+use rankrun_contract::rank::{Generation, JobId, RestartCount};
 
 use crate::blocking::CallStep;
+use crate::hang::channels::ProgressChannels;
+use crate::hang::file_timer::FileTimerServer;
 use crate::hooks::{HookError, install_hook};
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{LogError, LogFiles};
@@ -27,8 +31,13 @@ pub(super) struct FolderRequest {
     pub(super) round: u64,
     pub(super) placements: Vec<Placement>,
     pub(super) spec: LaunchSpec,
+    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) job: JobId,
+    pub(super) generation: Generation,
     /// The folder of the workers' hook.
     pub(super) hook: Option<PathBuf>,
+    /// The FIFO of the file timers, until it is made.
+    pub(super) timer_path: Option<PathBuf>,
 }
 
 /// The log folders of a generation, and its open log files.
@@ -38,6 +47,9 @@ pub(in crate::agent) struct GenerationFolders {
     pub(super) routes: Vec<Routes>,
     pub(super) files: LogFiles,
     pub(super) program: ProgramFile,
+    pub(super) channels: Option<ProgressChannels>,
+    /// If it was started for this generation.
+    pub(super) file_timers: Option<FileTimerServer>,
     /// The folder of the workers' hook, where it can be used.
     pub(super) hook: Option<PathBuf>,
 }
@@ -48,6 +60,13 @@ fn install(folder: &Path, step: &CallStep) -> Option<PathBuf> {
     let warn = |error: &HookError| tracing::info!("no hook in workers, so no Python stacks: {error}");
     install_hook(folder).inspect_err(warn).ok()?;
     Some(folder.to_owned())
+}
+
+fn start_file_timers(path: PathBuf) -> Option<FileTimerServer> {
+    let warn = |error: &io::Error| {
+        tracing::warn!("PyTorch's file timers do not work: `{}`: {error}", path.display())
+    };
+    FileTimerServer::start(path.clone()).inspect_err(warn).ok()
 }
 
 impl FolderRequest {
@@ -77,7 +96,18 @@ impl FolderRequest {
             started.filter(|(placement, _)| self.spec.external_worker != Some(placement.local_rank));
         let started = started.map(|(_, routes)| routes);
         let files = LogFiles::open(started, attempt.as_ref(), &self.spec.logs.duplicates);
-        Ok(GenerationFolders { attempt, routes, files, program, hook })
+        let channels = self.open_channels();
+        let file_timers = self.timer_path.and_then(start_file_timers);
+        Ok(GenerationFolders { attempt, routes, files, program, channels, file_timers, hook })
+    }
+
+    fn open_channels(&self) -> Option<ProgressChannels> {
+        if !self.spec.watches_progress() {
+            return None;
+        }
+        let channels =
+            ProgressChannels::open(&self.environment, (&self.job, self.generation), self.spec.workers);
+        channels.inspect_err(|error| tracing::info!(%error, "workers have no place for heartbeats")).ok()
     }
 
     /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.

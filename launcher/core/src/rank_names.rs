@@ -6,14 +6,15 @@ use rankrun_contract::rank::Rank;
 
 /// `rank 3`, or `ranks 0, 2-7`, in ascending order.
 #[must_use]
-pub(crate) fn rank_names(ranks: impl IntoIterator<Item = Rank>) -> String {
+pub fn rank_names(ranks: impl IntoIterator<Item = Rank>) -> String {
     let ranks: BTreeSet<u32> = ranks.into_iter().map(|rank| rank.0).collect();
     let names = number_runs(&ranks);
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
 /// Three and more consecutive numbers are a range: `0, 1`, `3-5`.
-pub(super) fn number_runs(numbers: &BTreeSet<u32>) -> Vec<String> {
+#[must_use]
+pub fn number_runs(numbers: &BTreeSet<u32>) -> Vec<String> {
     let numbers: Vec<u32> = numbers.iter().copied().collect();
     let runs = numbers.chunk_by(|one, next| one + 1 == *next);
     runs.map(|run| match run {

@@ -1,0 +1,135 @@
+//! What is known of the progress of one rank.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::Rank;
+
+use crate::hang::heartbeat::Heartbeat;
+
+/// One call that all ranks of a group make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collective {
+    /// Counted from 1 in its group.
+    pub sequence: u64,
+    /// Such as `all_reduce`.
+    pub name: String,
+    /// The number of elements of all inputs; `None` if ranks may pass different ones.
+    pub elements: Option<u64>,
+}
+
+/// What one rank has done in one process group.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupActivity {
+    /// In words, such as `dp`; may be empty.
+    pub description: String,
+    /// It is the group of all ranks.
+    pub is_world: bool,
+    /// The ranks of the group, where the recorder says so.
+    pub members: Option<BTreeSet<Rank>>,
+    /// Sequence number of the last collective that was called; 0 before the first.
+    pub enqueued: u64,
+    /// Sequence number of the last collective that is over; 0 before the first.
+    pub completed: u64,
+    /// The last collectives, in ascending order of their sequence numbers, each once.
+    pub recent: Vec<Collective>,
+}
+
+impl GroupActivity {
+    /// The collective that this rank waits in. An older one may be over later than a newer one.
+    #[must_use]
+    pub fn pending(&self) -> Option<u64> {
+        (self.enqueued > self.completed).then_some(self.completed + 1)
+    }
+
+    /// The collective with this number, if it is recent.
+    #[must_use]
+    pub fn collective(&self, sequence: u64) -> Option<&Collective> {
+        self.recent.iter().find(|collective| collective.sequence == sequence)
+    }
+}
+
+/// The groups of one rank, by the name that all ranks of a group share.
+pub type Groups = BTreeMap<String, GroupActivity>;
+
+/// A heartbeat and when it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReceivedHeartbeat {
+    pub heartbeat: Heartbeat,
+    pub at: Instant,
+}
+
+/// What one rank has shown of its progress so far.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankEvidence {
+    pub rank: Rank,
+    pub started: Instant,
+    pub last_heartbeat: Option<ReceivedHeartbeat>,
+    /// The longest time between two heartbeats outside of sections.
+    pub largest_gap: Duration,
+    /// The groups that the flight recorder lists; `None` if it has not answered.
+    pub groups: Option<Groups>,
+    /// The last time at which any source showed something new; before that, the start of the rank.
+    pub last_progress: Instant,
+    /// The rank has exited with 0.
+    pub is_finished: bool,
+}
+
+impl RankEvidence {
+    /// Of a rank that has just started.
+    #[must_use]
+    pub const fn new(rank: Rank, started: Instant) -> Self {
+        Self {
+            rank,
+            started,
+            last_heartbeat: None,
+            largest_gap: Duration::ZERO,
+            groups: None,
+            last_progress: started,
+            is_finished: false,
+        }
+    }
+
+    /// Records a heartbeat. Each one is progress, also with the same step.
+    pub fn record_heartbeat(&mut self, heartbeat: Heartbeat, at: Instant) {
+        if let Some(last) = self.last_heartbeat.as_ref().filter(|last| last.heartbeat.section.is_none()) {
+            self.largest_gap = self.largest_gap.max(at.saturating_duration_since(last.at));
+        }
+        self.last_heartbeat = Some(ReceivedHeartbeat { heartbeat, at });
+        self.last_progress = self.last_progress.max(at);
+    }
+
+    /// Records an answer of the flight recorder. It is progress if a count has moved.
+    pub fn record_groups(&mut self, groups: Groups, at: Instant) {
+        let counts = |groups: &Groups| -> Vec<(String, u64, u64)> {
+            groups.iter().map(|(name, it)| (name.clone(), it.enqueued, it.completed)).collect()
+        };
+        if self.groups.as_ref().is_none_or(|before| counts(before) != counts(&groups)) {
+            self.last_progress = self.last_progress.max(at);
+        }
+        self.groups = Some(groups);
+    }
+
+    /// The job was suspended for this long: the time does not count.
+    pub fn add_suspended_time(&mut self, lasted: Duration) {
+        self.started += lasted;
+        self.last_progress += lasted;
+        if let Some(last) = &mut self.last_heartbeat {
+            last.at += lasted;
+        }
+    }
+
+    /// The groups that it waits in, each with the number of the collective.
+    pub(super) fn pending(&self) -> impl Iterator<Item = (&str, u64)> {
+        let groups = self.groups.iter().flatten();
+        groups.filter_map(|(name, group)| Some((name.as_str(), group.pending()?)))
+    }
+
+    pub(super) fn group(&self, name: &str) -> Option<&GroupActivity> {
+        self.groups.as_ref()?.get(name)
+    }
+
+    pub(super) const fn has_evidence(&self) -> bool {
+        self.last_heartbeat.is_some() || self.groups.is_some()
+    }
+}

@@ -1,0 +1,227 @@
+//! Reads the answer of `fr_trace_json`, a handler of the server that PyTorch has for its control plane.
+//!
+//! The fields are those of the recorder's format 2.10. A field that is missing has no meaning here; a count that is
+//! missing is 0. gloo leaves `state` at `scheduled`, so `retired` says whether a collective is over. gloo's `pg_config`
+//! has only the last group, without a name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rankrun_contract::rank::Rank;
+use serde::Deserialize;
+
+use crate::hang::evidence::{Collective, GroupActivity, Groups};
+
+/// No answer is longer, in bytes. 2,000 collectives are about 1 MiB.
+pub const MAX_TRACE: usize = 16 << 20;
+/// The collectives of one group that are kept.
+const MAX_RECENT: usize = 64;
+/// The groups of one rank that are kept. A rank of a large job is in about ten.
+const MAX_GROUPS: usize = 256;
+const MAX_NAME: usize = 128;
+/// The description of the group of all ranks.
+const DEFAULT_GROUP: &str = "default_pg";
+/// The description of a group that has none.
+const NO_DESCRIPTION: &str = "undefined";
+
+/// Why an answer of the flight recorder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("the flight recorder's answer of {0} bytes is longer than {MAX_TRACE} bytes")]
+    TooLong(usize),
+    #[error("the flight recorder's answer is not a trace in JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    #[serde(default)]
+    entries: Vec<RecordedCall>,
+    #[serde(default)]
+    pg_config: BTreeMap<String, GroupConfig>,
+    #[serde(default)]
+    pg_status: BTreeMap<String, GroupStatus>,
+}
+
+#[derive(Deserialize)]
+struct RecordedCall {
+    /// Name and description.
+    #[serde(default)]
+    process_group: Vec<String>,
+    #[serde(default)]
+    pg_id: u64,
+    collective_seq_id: u64,
+    #[serde(default)]
+    profiling_name: String,
+    #[serde(default)]
+    input_sizes: Vec<Vec<u64>>,
+    #[serde(default)]
+    retired: bool,
+    #[serde(default)]
+    is_p2p: bool,
+}
+
+#[derive(Deserialize)]
+struct GroupConfig {
+    #[serde(default)]
+    ranks: String,
+}
+
+#[derive(Deserialize, Default)]
+struct GroupStatus {
+    #[serde(default)]
+    last_enqueued_collective: Count,
+    #[serde(default)]
+    last_completed_collective: Count,
+}
+
+/// A count as number or as text; -1 before the first.
+#[derive(Deserialize, Default)]
+#[serde(untagged)]
+enum Count {
+    Number(i64),
+    Text(String),
+    #[default]
+    Missing,
+}
+
+impl Count {
+    fn value(&self) -> u64 {
+        let value = match self {
+            Self::Number(number) => *number,
+            Self::Text(text) => text.parse().unwrap_or(0),
+            Self::Missing => 0,
+        };
+        u64::try_from(value).unwrap_or(0)
+    }
+}
+
+/// The groups of the rank that the answer comes from.
+///
+/// # Errors
+/// The answer is too long or is not a trace.
+pub fn parse_trace(text: &[u8]) -> Result<Groups, TraceError> {
+    if text.len() > MAX_TRACE {
+        return Err(TraceError::TooLong(text.len()));
+    }
+    let trace: Trace = serde_json::from_slice(text)?;
+    let mut groups = Groups::new();
+    let mut names_of_ids = BTreeMap::new();
+    for entry in trace.entries {
+        let name = entry.process_group.first().map_or_else(String::new, |name| cut(name));
+        names_of_ids.entry(entry.pg_id).or_insert_with(|| name.clone());
+        if entry.is_p2p || (!groups.contains_key(&name) && groups.len() >= MAX_GROUPS) {
+            continue;
+        }
+        let group = groups.entry(name).or_default();
+        let description = entry.process_group.get(1).map_or("", String::as_str);
+        group.is_world |= description == DEFAULT_GROUP;
+        if ![DEFAULT_GROUP, NO_DESCRIPTION].contains(&description) {
+            group.description = cut(description);
+        }
+        if entry.retired {
+            group.completed = group.completed.max(entry.collective_seq_id);
+        }
+        group.enqueued = group.enqueued.max(entry.collective_seq_id);
+        push_recent(group, &entry);
+    }
+    for (id, status) in trace.pg_status {
+        let name =
+            id.parse().ok().and_then(|id: u64| names_of_ids.get(&id).cloned()).unwrap_or_else(|| cut(&id));
+        if !groups.contains_key(&name) && groups.len() >= MAX_GROUPS {
+            continue;
+        }
+        let group = groups.entry(name).or_default();
+        // The status has the exact counts; the entries may be those of the pending collectives alone.
+        group.enqueued = group.enqueued.max(status.last_enqueued_collective.value());
+        group.completed = status.last_completed_collective.value().min(group.enqueued);
+    }
+    for (name, config) in &trace.pg_config {
+        if let Some(group) = groups.get_mut(name) {
+            group.members = parse_ranks(&config.ranks);
+        }
+    }
+    Ok(groups)
+}
+
+/// Coalesced calls share a number: the first one stands for them.
+fn push_recent(group: &mut GroupActivity, entry: &RecordedCall) {
+    let sequence = entry.collective_seq_id;
+    let Err(at) = group.recent.binary_search_by_key(&sequence, |collective| collective.sequence) else {
+        return;
+    };
+    let name = entry.profiling_name.split_once(':').map_or(entry.profiling_name.as_str(), |(_, name)| name);
+    let elements = has_equal_inputs(name).then(|| count_elements(&entry.input_sizes)).flatten();
+    group.recent.insert(at, Collective { sequence, name: cut(name), elements });
+    if group.recent.len() > MAX_RECENT {
+        group.recent.remove(0);
+    }
+}
+
+/// Whether all ranks must pass inputs of one size.
+fn has_equal_inputs(name: &str) -> bool {
+    ["all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"].contains(&name)
+}
+
+fn count_elements(sizes: &[Vec<u64>]) -> Option<u64> {
+    let tensor = |sizes: &Vec<u64>| sizes.iter().try_fold(1_u64, |all, size| all.checked_mul(*size));
+    sizes.iter().map(tensor).try_fold(0_u64, |all, one| all.checked_add(one?))
+}
+
+/// `[0, 1, 5]`, as Python prints a list.
+fn parse_ranks(text: &str) -> Option<BTreeSet<Rank>> {
+    let list = text.trim().strip_prefix('[')?.strip_suffix(']')?;
+    list.split(',').map(|rank| rank.trim().parse().ok().map(Rank)).collect()
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_NAME).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hang::flight_recorder::recorded::trace;
+
+    #[test]
+    fn pending_collective_of_gloo_is_read_from_recorded_trace() {
+        let groups = parse_trace(trace("missing", 0)).unwrap();
+        let all = &groups["0"];
+        assert_eq!((all.enqueued, all.completed, all.pending()), (5, 4, Some(5)));
+        let waits = all.collective(5).unwrap();
+        assert_eq!((waits.name.as_str(), waits.elements), ("all_reduce", Some(4)));
+        assert_eq!(all.collective(4).unwrap().name, "barrier");
+        assert_eq!(groups["1"].pending(), None);
+        assert_eq!(parse_trace(trace("missing", 2)).unwrap()["0"].pending(), None);
+    }
+
+    #[test]
+    fn members_are_read_where_group_is_named() {
+        let text = br#"{"entries": [{"process_group": ["7", "dp"], "pg_id": 3, "collective_seq_id": 2,
+            "profiling_name": "nccl:all_reduce", "input_sizes": [[2, 3], [4]], "retired": false}],
+            "pg_config": {"7": {"ranks": "[1, 5]"}},
+            "pg_status": {"3": {"last_enqueued_collective": 2, "last_completed_collective": -1}}}"#;
+        let groups = parse_trace(text).unwrap();
+        let group = &groups["7"];
+        assert_eq!(group.members, Some([Rank(1), Rank(5)].into()));
+        assert_eq!((group.description.as_str(), group.pending()), ("dp", Some(1)));
+        assert_eq!(group.collective(2).unwrap().elements, Some(10));
+    }
+
+    #[test]
+    fn bad_answer_is_an_error() {
+        for text in [b"".as_slice(), b"3", b"{\"entries\": 3}", b"\xff", &[b'['; 100_000]] {
+            assert!(parse_trace(text).is_err());
+        }
+        assert!(matches!(parse_trace(&vec![b' '; MAX_TRACE + 1]), Err(TraceError::TooLong(_))));
+        assert!(parse_trace(b"{}").unwrap().is_empty());
+    }
+
+    #[test]
+    fn sizes_that_overflow_have_no_count() {
+        assert_eq!(count_elements(&[vec![u64::MAX, 2]]), None);
+        assert_eq!(count_elements(&[]), Some(0));
+    }
+}
+
+#[cfg(test)]
+pub(super) mod recorded;

@@ -1,0 +1,136 @@
+//! The sentence for a verdict.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use rankrun_contract::rank::Rank;
+
+use crate::hang::evidence::Collective;
+use crate::hang::verdict::{Activity, Desync, Hang, RankStatus, Straggler, Verdict, Wait};
+use crate::plain::plain;
+use crate::rank_names::rank_names;
+
+/// No sentence names more collectives.
+const MAX_WAITS: usize = 4;
+
+/// What the verdict says, such as `ranks 0-2, 4-7 wait in all_reduce #4117; rank 3 made no progress since 92 s`.
+#[must_use]
+pub fn sentence(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Progress => "the ranks make progress".to_owned(),
+        Verdict::NotEnoughEvidence => "the ranks do not show whether they make progress".to_owned(),
+        Verdict::Hang(hang) => hang_sentence(hang),
+        Verdict::Desync(desync) => desync_sentence(desync),
+        Verdict::Straggler(straggler) => straggler_sentence(straggler),
+    }
+}
+
+fn hang_sentence(hang: &Hang) -> String {
+    let silent = status_parts(&hang.silent, |status| match &status.activity {
+        Activity::Finished => "exited with 0".to_owned(),
+        Activity::Unknown => "shows nothing of its progress".to_owned(),
+        Activity::Step { section: Some(section), step } => {
+            format!("stays in section {section} at step {step} since {}", seconds(status.since))
+        }
+        Activity::Step { section: None, step } => {
+            format!("made no progress since {} (step {step})", seconds(status.since))
+        }
+        Activity::Recorded => format!("made no progress since {}", seconds(status.since)),
+    });
+    let no_rank = match (silent.is_empty(), hang.has_other_nodes) {
+        (false, _) => None,
+        (true, false) => Some("no rank is missing".to_owned()),
+        (true, true) => Some("no rank of this node is missing".to_owned()),
+    };
+    wait_parts(&hang.waits).into_iter().chain(silent).chain(no_rank).collect::<Vec<_>>().join("; ")
+}
+
+fn desync_sentence(desync: &Desync) -> String {
+    let has_one_name = desync.calls.windows(2).all(|pair| pair[0].1.name == pair[1].1.name);
+    let call = |(ranks, collective): &(BTreeSet<Rank>, Collective)| {
+        let elements = collective.elements.filter(|_| has_one_name);
+        let elements = elements.map(|count| format!(" of {count} elements")).unwrap_or_default();
+        let verb = if ranks.len() == 1 { "calls" } else { "call" };
+        format!("{} {verb} {}{elements}", names(ranks), plain(&collective.name))
+    };
+    let calls: Vec<String> = desync.calls.iter().map(call).collect();
+    let group = group_text(&desync.group);
+    format!(
+        "{} as #{}{group}; no progress since {}",
+        calls.join(", "),
+        desync.sequence,
+        seconds(desync.since)
+    )
+}
+
+fn straggler_sentence(straggler: &Straggler) -> String {
+    let working = status_parts(&straggler.working, |status| match &status.activity {
+        Activity::Step { section: Some(section), step } => {
+            format!("works in section {section} at step {step} since {}", seconds(status.since))
+        }
+        Activity::Step { section: None, step } => format!("works at step {step}"),
+        Activity::Recorded | Activity::Unknown | Activity::Finished => "works".to_owned(),
+    });
+    wait_parts(&straggler.waits).into_iter().chain(working).collect::<Vec<_>>().join("; ")
+}
+
+fn wait_parts(waits: &[Wait]) -> Vec<String> {
+    let part = |wait: &Wait| {
+        let verb = if wait.waiting.len() == 1 { "waits" } else { "wait" };
+        let name = wait.name.as_ref().map_or_else(|| "collective".to_owned(), |name| plain(name));
+        let group = group_text(&wait.group);
+        format!("{} {verb} in {name} #{}{group}", names(&wait.waiting), wait.sequence)
+    };
+    let mut parts: Vec<String> = waits.iter().take(MAX_WAITS).map(part).collect();
+    if waits.len() > MAX_WAITS {
+        parts.push(format!("ranks wait in {} other collectives", waits.len() - MAX_WAITS));
+    }
+    parts
+}
+
+/// Ranks with the same text stand together.
+fn status_parts(ranks: &[RankStatus], text: impl Fn(&RankStatus) -> String) -> Vec<String> {
+    let mut parts: Vec<(BTreeSet<Rank>, String)> = Vec::new();
+    for status in ranks {
+        let text = text(status);
+        match parts.iter_mut().find(|(_, other)| *other == text) {
+            Some((ranks, _)) => {
+                ranks.insert(status.rank);
+            }
+            None => parts.push((BTreeSet::from([status.rank]), text)),
+        }
+    }
+    parts.into_iter().map(|(ranks, text)| join(&ranks, &text)).collect()
+}
+
+/// The verbs of one rank, for several.
+fn join(ranks: &BTreeSet<Rank>, text: &str) -> String {
+    let singular = [("works", "work"), ("stays", "stay"), ("shows nothing of its", "show nothing of their")];
+    let plural = singular.iter().find_map(|(one, many)| Some(format!("{many}{}", text.strip_prefix(one)?)));
+    let text = plural.filter(|_| ranks.len() > 1).unwrap_or_else(|| text.to_owned());
+    format!("{} {text}", names(ranks))
+}
+
+fn names(ranks: &BTreeSet<Rank>) -> String {
+    rank_names(ranks.iter().copied())
+}
+
+fn group_text(group: &str) -> String {
+    let mut text = String::new();
+    if !group.is_empty() {
+        let _ = write!(text, " of group {}", plain(group));
+    }
+    text
+}
+
+fn seconds(time: Duration) -> String {
+    match time.as_secs() {
+        0..600 => format!("{} s", time.as_secs()),
+        seconds => format!("{} min", seconds / 60),
+    }
+}
+
+#[cfg(test)]
+#[path = "sentence_tests.rs"]
+mod tests;
