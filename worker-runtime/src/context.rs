@@ -13,6 +13,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeRank, Rank, RestartC
 
 use crate::heartbeat::HeartbeatSender;
 use crate::process_group::{BackendChoice, Group, GroupError, GroupOptions};
+use crate::progress_page::ProgressPage;
 use crate::store::{StoreError, TcpStore};
 
 /// Rank, store and device of this worker.
@@ -27,6 +28,8 @@ pub struct WorkerContext {
     interface: Option<Arc<str>>,
     /// `RANKRUN_HEARTBEAT`.
     heartbeat: HeartbeatSender,
+    /// `RANKRUN_PROGRESS_PAGE`.
+    progress_page: ProgressPage,
     /// Overrides the detected host, in tests.
     host: Option<String>,
 }
@@ -42,7 +45,10 @@ impl WorkerContext {
         let interface = std::env::var(env::INTERFACE).ok().filter(|name| !name.is_empty()).map(Arc::from);
         let heartbeat = lookup(env::HEARTBEAT).map(|path| HeartbeatSender::open(Path::new(&path)));
         let heartbeat = heartbeat.unwrap_or_default();
-        Ok(Self { backend: env::parse_var(env::BACKEND, lookup)?, interface, heartbeat, ..context })
+        let progress_page = lookup(env::PROGRESS_PAGE).map(|path| ProgressPage::open(Path::new(&path)));
+        let progress_page = progress_page.unwrap_or_default();
+        let backend = env::parse_var(env::BACKEND, lookup)?;
+        Ok(Self { backend, interface, heartbeat, progress_page, ..context })
     }
 
     /// The context that `env` describes.
@@ -61,6 +67,7 @@ impl WorkerContext {
             backend: None,
             interface: None,
             heartbeat: HeartbeatSender::default(),
+            progress_page: ProgressPage::default(),
             host: None,
         }
     }
@@ -193,6 +200,11 @@ impl WorkerContext {
     /// The network interface for other hosts, from `GLOO_SOCKET_IFNAME`.
     pub(crate) fn interface(&self) -> Option<Arc<str>> {
         self.interface.clone()
+    }
+
+    /// Where groups mark their collectives.
+    pub(crate) const fn progress_page(&self) -> &ProgressPage {
+        &self.progress_page
     }
 
     /// The host set by [`with_host`](Self::with_host).

@@ -36,6 +36,7 @@ mod heartbeat;
 mod library;
 pub mod process_group;
 mod program_note;
+mod progress_page;
 mod regular_file;
 pub mod report;
 pub mod sampler;

@@ -165,6 +165,24 @@ impl LaunchSpec {
         is_wanted && self.external_worker.is_none()
     }
 
+    /// Whether workers are asked for the collectives that PyTorch has recorded: the hook starts what answers.
+    #[must_use]
+    pub fn asks_flight_recorders(&self) -> bool {
+        self.hang.timeout.is_some() && self.has_hooks()
+    }
+
+    /// Whether workers get a progress page, which the runtime of Rust workers fills.
+    #[must_use]
+    pub fn has_progress_pages(&self) -> bool {
+        !self.entrypoint.is_python()
+    }
+
+    /// Whether the stacks of workers are taken before a SIGKILL. The kernel shows something of each program.
+    #[must_use]
+    pub fn takes_stacks(&self) -> bool {
+        self.cli_flavor == CliFlavor::Rankrun || self.has_hooks()
+    }
+
     /// Whether Python runs the launcher's hook first in each worker.
     #[must_use]
     pub fn has_hooks(&self) -> bool {

@@ -67,6 +67,8 @@ pub struct ProgressFiles {
     pub heartbeat: PathBuf,
     /// The socket on which its flight recorder answers, if it is asked.
     pub flight_recorder: Option<PathBuf>,
+    /// Its progress page, if it is not Python.
+    pub page: Option<PathBuf>,
 }
 
 /// The variables of the hook of one worker.
@@ -135,7 +137,14 @@ pub fn worker_command(
         .chain(PER_LAUNCH_VARIABLES)
         .chain(hidden_variables(spec).iter().copied())
         // These of an outer launcher describe the outer job, or are for one process alone.
-        .chain([env::DEVICE, env::ROUND, env::STACKS, env::FLIGHT_RECORDER])
+        .chain([
+            env::DEVICE,
+            env::ROUND,
+            env::STACKS,
+            env::HEARTBEAT,
+            env::FLIGHT_RECORDER,
+            env::PROGRESS_PAGE,
+        ])
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
@@ -245,6 +254,7 @@ pub fn worker_environment(
     if let Some(progress) = files.progress {
         vars.push((env::HEARTBEAT, progress.heartbeat.clone().into()));
         vars.extend(progress.flight_recorder.iter().map(|path| (env::FLIGHT_RECORDER, path.into())));
+        vars.extend(progress.page.iter().map(|path| (env::PROGRESS_PAGE, path.into())));
     }
     vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {

@@ -66,7 +66,7 @@ const NODES: [(&str, &str); 12] = [
 const GRACES: [&str; 2] = ["grace", "shutdown-timeout"];
 const GRACE_FOR: &str = "grace-for";
 const TABLES: [&str; 4] = ["launch", "nodes", "restart", "stop"];
-const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
+const RULE: [&str; 6] = ["exit", "signal", "cause", "rank", "node", "then"];
 
 /// What a file says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -419,22 +419,26 @@ impl Reader<'_> {
                     .map(|code| number_or_text(code.get_ref()))
                     .collect::<Option<Vec<_>>>()
                     .map(|codes| codes.join("/")),
-                ("then", DeValue::String(text)) => Some(text.to_string()),
-                ("then", _) => None,
+                ("then" | "cause", DeValue::String(text)) => Some(text.to_string()),
+                ("then" | "cause", _) => None,
                 (_, value) => number_or_text(value),
             };
             let Some(text) = text else {
                 let expected = match name {
                     "exit" => "a number, a range such as \"10-19\", or a list of those",
                     "signal" => "a number or a name",
-                    "then" => "a text",
+                    "then" | "cause" => "a text",
                     _ => "a whole number",
                 };
                 let name = format!("restart.rules.{name}");
                 let hint = |_: &_, _: &_| format!("write {expected}");
                 return Err(self.wrong_type((&name, key.span().start), value, expected, hint));
             };
-            if name == "then" { then = Some(text) } else { conditions.push(format!("{name}={text}")) }
+            match name {
+                "then" => then = Some(text),
+                "cause" => conditions.push(text),
+                _ => conditions.push(format!("{name}={text}")),
+            }
         }
         let conditions = if conditions.is_empty() { "any".to_owned() } else { conditions.join("+") };
         Ok(then.map_or_else(|| conditions.clone(), |then| format!("{conditions}:{then}")))

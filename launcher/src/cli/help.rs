@@ -126,7 +126,7 @@ const RESTARTS: &str = "
 the job ends when restarts change no file there.
 
 A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
-rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
+hang and desync (with --hang-timeout), oom, rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
 start me again) and no-requeue (78: do not). If no rule fits, the workers start again.
 ";
 

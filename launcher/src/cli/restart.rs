@@ -17,8 +17,9 @@ use super::settings::{Setting, Settings};
 use super::values::time;
 use rankrun_core::facts::Facts;
 use rankrun_core::notice::Notice;
+use rankrun_core::posix::Signal;
 use rankrun_core::spec::restart::{
-    Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
+    Backoff, Conditions, ExitCodes, FailureCause, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
 };
 use rankrun_core::spec::signal::parse_signal;
 
@@ -174,6 +175,12 @@ fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<Restar
     for RuleText { text: Setting { origin, value }, keys } in &written {
         let rule = parse_rule(value).and_then(|rule| {
             check_rule(&rule, &rules, workers)?;
+            if matches!(rule.when.cause, Some(FailureCause::Hang | FailureCause::Desync))
+                && !matches!(origin, Origin::Variable(_))
+                && settings.find("hang-timeout").is_none()
+            {
+                return Err(RuleProblem::without_hang_timeout());
+            }
             if rule.then == RuleAction::Restart && is_without_restarts(origin, most.as_ref()) {
                 return Err(RuleProblem::without_restarts());
             }
@@ -206,13 +213,23 @@ fn rule_error(
 
 /// Whether the rule can ever decide anything, behind the rules before it.
 fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> Result<(), RuleProblem> {
-    let Conditions { exit, signal, rank, node } = rule.when;
+    let Conditions { exit, signal, cause, rank, node } = rule.when;
     if exit.is_some_and(|codes| codes.contains(0)) {
         return Err(RuleProblem::never_matches("exit", "exit code 0 is not a failure"));
     }
     if exit.is_some() && signal.is_some() {
         let reason = "a worker that a signal ends has no exit code";
         return Err(RuleProblem::never_matches("signal", reason));
+    }
+    if let Some(cause) = cause {
+        if exit.is_some() {
+            let reason = format!("a worker that fails by `{cause}` has no exit code");
+            return Err(RuleProblem::never_matches("exit", reason));
+        }
+        if signal.is_some_and(|signal| cause != FailureCause::Oom || signal != Signal::SIGKILL) {
+            let reason = format!("a worker that fails by `{cause}` is not ended by that signal");
+            return Err(RuleProblem::never_matches("signal", reason));
+        }
     }
     if let (Some(rank), Some(workers)) = (rank, workers.ranks())
         && rank.0 >= workers
@@ -254,7 +271,12 @@ fn parse_rule(text: &str) -> Result<RestartRule, RuleProblem> {
 }
 
 fn add_condition(when: &mut Conditions, condition: &str) -> Result<(), RuleProblem> {
-    let (name, value) = condition.split_once('=').ok_or_else(|| RuleProblem::unknown_condition(condition))?;
+    let Some((name, value)) = condition.split_once('=') else {
+        let cause = FailureCause::KEYWORDS.into_iter().find(|(known, _)| *known == condition);
+        let (_, cause) = cause.ok_or_else(|| RuleProblem::unknown_condition(condition))?;
+        let twice = when.cause.replace(cause).is_some();
+        return if twice { Err(RuleProblem::repeated_condition("cause")) } else { Ok(()) };
+    };
     let bad = || RuleProblem::unreadable_condition(condition);
     let value = value.trim();
     let twice = match name.trim() {

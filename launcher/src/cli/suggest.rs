@@ -2,7 +2,8 @@
 //! subcommand. Pure.
 
 use rankrun_contract::env::{
-    BACKEND, DEVICE, FLIGHT_RECORDER, GENERATION, HEARTBEAT, JOB, KEEP, NCCL_LIBRARY, NESTING, ROUND, STACKS,
+    BACKEND, DEVICE, FLIGHT_RECORDER, GENERATION, HEARTBEAT, JOB, KEEP, NCCL_LIBRARY, NESTING, PROGRESS_PAGE,
+    ROUND, STACKS,
 };
 use strsim::osa_distance;
 
@@ -26,8 +27,8 @@ const TORCH_PREFIX: &str = "PET_";
 /// Variables that users set and no option has.
 const FOR_USERS: [&str; 4] = [BACKEND, KEEP, NCCL_LIBRARY, SWITCH];
 /// Variables that the launcher sets, for workers and for itself.
-const FOR_WORKERS: [&str; 9] =
-    [DEVICE, FLIGHT_RECORDER, GENERATION, HANDED_OVER, HEARTBEAT, JOB, NESTING, ROUND, STACKS];
+const FOR_WORKERS: [&str; 10] =
+    [DEVICE, FLIGHT_RECORDER, GENERATION, HANDED_OVER, HEARTBEAT, JOB, NESTING, PROGRESS_PAGE, ROUND, STACKS];
 /// Variables of this project's own tests and benches.
 const FOR_TESTS: [&str; 5] =
     ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];

@@ -61,6 +61,8 @@ pub const KEEP: &str = "RANKRUN_KEEP";
 pub const DEVICE: &str = "RANKRUN_DEVICE";
 /// The FIFO of this worker for its heartbeats, one line each: `STEP [section=NAME] [limit=SECONDS]`.
 pub const HEARTBEAT: &str = "RANKRUN_HEARTBEAT";
+/// The file of this worker's [progress page](crate::progress_page); a Python worker has none.
+pub const PROGRESS_PAGE: &str = "RANKRUN_PROGRESS_PAGE";
 /// The socket on which PyTorch's flight recorder in this worker is to answer; set with `--hang-timeout` alone.
 pub const FLIGHT_RECORDER: &str = "RANKRUN_FLIGHT_RECORDER";
 /// Where a Python worker writes its stacks for the launcher, `DESCRIPTOR:INODE:SIGNAL`; the launcher's hook takes it away.

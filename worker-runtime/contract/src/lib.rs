@@ -16,6 +16,7 @@ pub mod env;
 pub mod json;
 pub mod network;
 pub mod program_note;
+pub mod progress_page;
 pub mod rank;
 pub mod report;
 pub mod store;

@@ -7,9 +7,11 @@ use super::collective::{Collective, HostCollective};
 use super::device::{DeviceCollective, Stream};
 use super::element::{DataType, Element, ReduceOp};
 use super::error::GroupError;
+use super::message::Operation;
 use super::reduce::{as_bytes, as_bytes_mut};
 use super::{Backend, GroupOptions, ProcessGroup, rendezvous};
 use crate::context::WorkerContext;
+use crate::progress_page::CollectiveMarks;
 
 /// The ranks of a job, or a subset of them, connected with each other.
 ///
@@ -18,6 +20,8 @@ use crate::context::WorkerContext;
 #[derive(Debug)]
 pub struct Group {
     backend: Box<dyn ProcessGroup>,
+    /// For the launcher. Calls on memory of a device are not marked: they end when their stream reaches them.
+    marks: CollectiveMarks,
 }
 
 impl Group {
@@ -26,13 +30,18 @@ impl Group {
     /// # Errors
     /// The store cannot be reached, or a rank is missing: it is named.
     pub fn join(context: &WorkerContext, options: &GroupOptions) -> Result<Self, GroupError> {
-        Ok(Self { backend: rendezvous::join_group(context, options)? })
+        let backend = rendezvous::join_group(context, options)?;
+        let marks = match backend.backend() {
+            Backend::Nccl => CollectiveMarks::default(),
+            _ => context.progress_page().marks(&options.name, true),
+        };
+        Ok(Self { backend, marks })
     }
 
     /// A group on a custom backend.
     #[must_use]
     pub fn new(backend: Box<dyn ProcessGroup>) -> Self {
-        Self { backend }
+        Self { backend, marks: CollectiveMarks::default() }
     }
 
     /// Rank of this process within the group.
@@ -66,7 +75,11 @@ impl Group {
         data_type: DataType,
         collective: HostCollective<'_>,
     ) -> Result<(), GroupError> {
-        self.backend.run(data_type, collective)
+        let operation = collective.operation();
+        self.marks.begin(operation);
+        let result = self.backend.run(data_type, collective);
+        self.marks.end(operation, result.is_ok());
+        result
     }
 
     /// Waits until every rank has made this call.
@@ -74,7 +87,7 @@ impl Group {
     /// # Errors
     /// The group has ended, a length does not fit, or there is no such rank; so for all calls.
     pub fn barrier(&mut self) -> Result<(), GroupError> {
-        self.backend.run(DataType::None, Collective::Barrier)
+        self.run(DataType::None, Collective::Barrier)
     }
 
     /// Overwrites `data` on every rank with `data` of rank `root`.
@@ -82,7 +95,7 @@ impl Group {
     /// # Errors
     /// As [`barrier`](Self::barrier).
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: Rank) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::Broadcast { data: as_bytes_mut(data), root })
+        self.run(T::DATA_TYPE, Collective::Broadcast { data: as_bytes_mut(data), root })
     }
 
     /// Reduces `data` over all ranks, in place, on all ranks.
@@ -90,7 +103,7 @@ impl Group {
     /// # Errors
     /// As [`barrier`](Self::barrier).
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::AllReduce { data: as_bytes_mut(data), op })
+        self.run(T::DATA_TYPE, Collective::AllReduce { data: as_bytes_mut(data), op })
     }
 
     /// Reduces `data` over all ranks into `data` of the root. On other ranks `data` is unchanged.
@@ -98,7 +111,7 @@ impl Group {
     /// # Errors
     /// As [`barrier`](Self::barrier).
     pub fn reduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp, root: Rank) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::Reduce { data: as_bytes_mut(data), op, root })
+        self.run(T::DATA_TYPE, Collective::Reduce { data: as_bytes_mut(data), op, root })
     }
 
     /// Reduces the inputs over all ranks and stores part `rank` of the result in `output`. The input has one
@@ -113,7 +126,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), GroupError> {
         let (input, output) = (as_bytes(input), as_bytes_mut(output));
-        self.backend.run(T::DATA_TYPE, Collective::ReduceScatter { input, output, op })
+        self.run(T::DATA_TYPE, Collective::ReduceScatter { input, output, op })
     }
 
     /// Concatenates the inputs of all ranks in rank order into `output`, on all ranks.
@@ -123,7 +136,7 @@ impl Group {
     /// As [`barrier`](Self::barrier).
     pub fn all_gather_into<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<(), GroupError> {
         let (input, output) = (as_bytes(input), as_bytes_mut(output));
-        self.backend.run(T::DATA_TYPE, Collective::AllGather { input, output })
+        self.run(T::DATA_TYPE, Collective::AllGather { input, output })
     }
 
     /// [`all_gather_into`](Self::all_gather_into) with a new vector.
@@ -151,7 +164,7 @@ impl Group {
         let mut part = vec![T::zeroed(); own];
         let input = (self.rank() == root).then_some(as_bytes(data));
         let work = Collective::Scatter { input, output: as_bytes_mut(&mut part), counts, root };
-        self.backend.run(T::DATA_TYPE, work)?;
+        self.run(T::DATA_TYPE, work)?;
         Ok(part)
     }
 
@@ -172,7 +185,7 @@ impl Group {
         let mut all = is_root.then(|| vec![T::zeroed(); total]);
         let output = all.as_mut().map(|all| as_bytes_mut(all));
         let work = Collective::Gather { input: as_bytes(data), output, counts, root };
-        self.backend.run(T::DATA_TYPE, work)?;
+        self.run(T::DATA_TYPE, work)?;
         Ok(all)
     }
 
@@ -182,7 +195,7 @@ impl Group {
     /// # Errors
     /// As [`barrier`](Self::barrier).
     pub fn send<T: Element>(&mut self, data: &[T], to: Rank) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::Send { data: as_bytes(data), to })
+        self.run(T::DATA_TYPE, Collective::Send { data: as_bytes(data), to })
     }
 
     /// Receives from one other rank, which sends as many elements between the same two calls of all ranks.
@@ -190,7 +203,7 @@ impl Group {
     /// # Errors
     /// As [`barrier`](Self::barrier).
     pub fn receive<T: Element>(&mut self, data: &mut [T], from: Rank) -> Result<(), GroupError> {
-        self.backend.run(T::DATA_TYPE, Collective::Receive { data: as_bytes_mut(data), from })
+        self.run(T::DATA_TYPE, Collective::Receive { data: as_bytes_mut(data), from })
     }
 
     /// Enqueues a call on a stream of a device; see [`ProcessGroup::run_on_device`].
@@ -231,7 +244,12 @@ impl Group {
     /// # Errors
     /// As [`barrier`](Self::barrier); or a member of the sub-group is missing, which does not end this group.
     pub fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>, GroupError> {
-        Ok(self.backend.split(color, key)?.map(Self::new))
+        self.marks.begin(Operation::Split);
+        let result = self.backend.split(color, key);
+        self.marks.end(Operation::Split, result.is_ok());
+        let backend = result?;
+        let marks = self.marks.for_subgroup(color.unwrap_or_default());
+        Ok(backend.map(|backend| Self { backend, marks }))
     }
 
     /// Leaves the group in good order: the other ranks learn at once that this rank makes no more calls.

@@ -18,8 +18,10 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::hang::verdict::Verdict;
-use crate::job_event::{DeadDevice, FailureKind, LostPeer, WorkerEnd};
+use crate::job_event::memory::OomEvidence;
+use crate::job_event::{DeadDevice, FailureKind, ForeignKill, LostPeer, WorkerEnd};
 use crate::posix::{Exit, Signal};
+use crate::spec::restart::FailureCause;
 
 /// A crash seen later than this after the first failure may be a consequence of the stop.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
@@ -83,6 +85,16 @@ impl Failure {
         self.kind == FailureKind::Ended
             && is_code(self.first.exit)
             && self.following_ends.iter().any(|other| is_code(other.end.exit))
+    }
+
+    /// The cause that a restart rule can name.
+    pub(super) fn cause(&self) -> Option<FailureCause> {
+        let killed_by_kernel = |kill: ForeignKill| matches!(kill.oom, OomEvidence::InCgroup { .. });
+        match (self.kind, self.hang.as_deref()) {
+            (FailureKind::Hang, Some(Verdict::Desync(_))) => Some(FailureCause::Desync),
+            (FailureKind::Hang, _) => Some(FailureCause::Hang),
+            _ => self.first.foreign_kill.is_some_and(killed_by_kernel).then_some(FailureCause::Oom),
+        }
     }
 
     const fn precedes_worker_exit(&self) -> bool {

@@ -263,10 +263,11 @@ fn matches_conditions(when: &Conditions, failure: &Failure, place: NodeSlot) -> 
     let signal = when.signal.is_none_or(
         |signal| matches!(own(first.exit), Some(Exit::Signal { number, .. }) if number == signal as i32),
     );
+    let cause = when.cause.is_none_or(|cause| failure.cause() == Some(cause));
     let own_rank = Rank(place.base.0.saturating_add(first.local_rank.0));
     let rank = when.rank.is_none_or(|rank| rank == own_rank);
     let node = when.node.is_none_or(|node| node == place.node);
-    exit && signal && rank && node
+    exit && signal && cause && rank && node
 }
 
 #[cfg(test)]

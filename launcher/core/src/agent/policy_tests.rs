@@ -7,10 +7,12 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::exit_code::ExitStatus;
-use crate::job_event::WorkerEnd;
+use crate::hang::verdict::{Desync, Hang, Verdict};
+use crate::job_event::memory::OomEvidence;
+use crate::job_event::{ForeignKill, WorkerEnd};
 use crate::rendezvous::note::RuleNote;
 use crate::spec::MAX_DURATION;
-use crate::spec::restart::{ExitCodes, ProgressLimit};
+use crate::spec::restart::{ExitCodes, FailureCause, ProgressLimit};
 
 fn clock() -> impl Fn(u64) -> Instant {
     #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
@@ -80,6 +82,37 @@ fn default_policy_restarts_without_delay() {
         assert_eq!(decision, RESTART);
     }
     assert_eq!(decide_after_run(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(NoRestart::Budget));
+}
+
+#[test]
+fn rule_names_cause_of_failure() {
+    let at = clock();
+    let causes = FailureCause::KEYWORDS.map(|(_, cause)| cause);
+    let when = |cause| Conditions { cause: Some(cause), ..Conditions::default() };
+    let rules: Vec<RestartRule> = causes.map(|cause| rule(when(cause), RuleAction::Fail)).into();
+    let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
+    let decide =
+        |failure: &Failure| History::new().decide_restart((&policy, RestartCount(1)), None, failure, at(1));
+    let by = |index: usize| Decision::Fail(NoRestart::Rule(rules[index]));
+    let stopped = |verdict| Failure {
+        kind: FailureKind::Hang,
+        hang: Some(Box::new(verdict)),
+        ..failure(0, killed_by(Signal::SIGTERM))
+    };
+    let desync = Desync { group: String::new(), sequence: 1, calls: Vec::new(), since: Duration::ZERO };
+    let hang = Hang { waits: Vec::new(), silent: Vec::new(), has_other_nodes: false };
+    assert_eq!(decide(&stopped(Verdict::Hang(hang))), by(0));
+    assert_eq!(decide(&stopped(Verdict::Desync(desync))), by(1));
+    let mut killed = failure(0, killed_by(Signal::SIGKILL));
+    assert_eq!(decide(&killed), RESTART);
+    for (oom, expected) in [
+        (OomEvidence::InCgroup { limit: None, is_certain: true }, by(2)),
+        (OomEvidence::OnMachine { count: 1 }, RESTART),
+        (OomEvidence::NoKill, RESTART),
+    ] {
+        killed.first.foreign_kill = Some(ForeignKill { oom, peak: None });
+        assert_eq!(decide(&killed), expected, "{oom:?}");
+    }
 }
 
 #[test]

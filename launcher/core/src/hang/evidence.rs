@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use rankrun_contract::progress_page::{GroupSlot, parse_page};
 use rankrun_contract::rank::Rank;
 
 use crate::hang::heartbeat::Heartbeat;
@@ -51,6 +52,24 @@ impl GroupActivity {
 
 /// The groups of one rank, by the name that all ranks of a group share.
 pub type Groups = BTreeMap<String, GroupActivity>;
+
+/// The groups on the progress page of a Rust worker.
+#[must_use]
+pub fn groups_of_page(page: &[u8]) -> Groups {
+    let group = |slot: GroupSlot| {
+        let last = Collective { sequence: slot.called, name: slot.operation.to_owned(), elements: None };
+        let activity = GroupActivity {
+            description: if slot.is_world { String::new() } else { slot.name.clone() },
+            is_world: slot.is_world,
+            members: None,
+            enqueued: slot.called,
+            completed: slot.finished,
+            recent: if slot.called > 0 { vec![last] } else { Vec::new() },
+        };
+        (slot.name, activity)
+    };
+    parse_page(page).into_iter().map(group).collect()
+}
 
 /// A heartbeat and when it came.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -68,10 +68,23 @@ pub struct Conditions {
     pub exit: Option<ExitCodes>,
     /// The signal that killed the worker.
     pub signal: Option<Signal>,
+    /// A cause that neither code nor signal shows.
+    pub cause: Option<FailureCause>,
     /// The rank of the failed worker.
     pub rank: Option<Rank>,
     /// The node of the failed worker.
     pub node: Option<NodeRank>,
+}
+
+/// A cause of a failure that the launcher finds beside the end of the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureCause {
+    /// `--hang-timeout`: the workers made no progress.
+    Hang,
+    /// `--hang-timeout`: the ranks called different collectives.
+    Desync,
+    /// The kernel killed the worker for lack of memory.
+    Oom,
 }
 
 /// The action that follows a failure.
@@ -116,10 +129,11 @@ impl FromIterator<u8> for ExitCodes {
 
 impl fmt::Display for RestartRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Conditions { exit, signal, rank, node } = self.when;
+        let Conditions { exit, signal, cause, rank, node } = self.when;
         let parts = [
             exit.map(|codes| format!("exit={codes}")),
             signal.map(|signal| format!("signal={}", signal.as_str().trim_start_matches("SIG"))),
+            cause.map(|cause| cause.to_string()),
             rank.map(|rank| format!("rank={rank}")),
             node.map(|node| format!("node={node}")),
         ];
@@ -145,6 +159,22 @@ impl fmt::Display for ExitCodes {
             separator = "/";
         }
         Ok(())
+    }
+}
+
+impl FailureCause {
+    /// All of them, as they are written.
+    pub const KEYWORDS: [(&'static str, Self); 3] =
+        [("hang", Self::Hang), ("desync", Self::Desync), ("oom", Self::Oom)];
+}
+
+impl fmt::Display for FailureCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hang => "hang",
+            Self::Desync => "desync",
+            Self::Oom => "oom",
+        })
     }
 }
 

@@ -17,20 +17,68 @@ pub struct StackFold {
 /// The workers by place, those with the fewest ranks first: the rank that the others wait for stands alone.
 #[must_use]
 pub fn fold(workers: &[WorkerStacks]) -> Vec<StackFold> {
-    let mut places: BTreeMap<(Vec<Frame>, String), Vec<u32>> = BTreeMap::new();
+    let mut places: BTreeMap<(Vec<Frame>, Place), Vec<&WorkerStacks>> = BTreeMap::new();
     for worker in workers {
         let frames = worker.main_thread().map(|thread| thread.frames.clone()).unwrap_or_default();
-        places.entry((frames, place_of(worker))).or_default().push(worker.rank);
+        places.entry((frames, place_of(worker))).or_default().push(worker);
     }
-    let mut folds: Vec<StackFold> =
-        places.into_iter().map(|((frames, place), ranks)| StackFold { ranks, place, frames }).collect();
+    let fold = |((frames, place), workers): ((Vec<Frame>, Place), Vec<&WorkerStacks>)| StackFold {
+        ranks: workers.iter().map(|worker| worker.rank).collect(),
+        place: place.text(&workers),
+        frames,
+    };
+    let mut folds: Vec<StackFold> = places.into_iter().map(fold).collect();
     folds.sort_by_key(|fold| (fold.ranks.len(), fold.ranks.first().copied()));
     folds
 }
 
+/// Where a worker stands, without what differs between workers at the same place.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Python(String),
+    /// As the kernel shows it, and why there is no more.
+    Kernel {
+        activity: String,
+        absence: String,
+    },
+}
+
+impl Place {
+    fn text(&self, workers: &[&WorkerStacks]) -> String {
+        match self {
+            Self::Python(place) => place.clone(),
+            Self::Kernel { activity, absence } => format!("{activity}, {}; {absence}", cpu_time(workers)),
+        }
+    }
+}
+
+/// The CPU time of each process, in seconds.
+fn cpu_time(workers: &[&WorkerStacks]) -> String {
+    let process = |worker: &&WorkerStacks| worker.threads.iter().map(|thread| thread.cpu_seconds).sum();
+    let least = workers.iter().map(process).fold(f64::INFINITY, f64::min);
+    let most = workers.iter().map(process).fold(0.0, f64::max);
+    match (format!("{least:.1}"), format!("{most:.1}")) {
+        (least, most) if least == most => format!("CPU {most} s"),
+        (least, most) => format!("CPU {least}-{most} s"),
+    }
+}
+
+fn place_of(worker: &WorkerStacks) -> Place {
+    if worker.main_thread().is_none()
+        && let Some(place) = kernel_place(worker)
+    {
+        return place;
+    }
+    Place::Python(python_place(worker))
+}
+
 /// The innermost call of the program's own code, and what it waits in.
-fn place_of(worker: &WorkerStacks) -> String {
-    let Some(thread) = worker.main_thread() else { return kernel_place(worker) };
+fn python_place(worker: &WorkerStacks) -> String {
+    let Some(thread) = worker.main_thread() else {
+        let absences: Vec<&str> =
+            [python_absence(worker)].into_iter().chain(worker.kernel_absence.as_deref()).collect();
+        return absences.join("; ");
+    };
     let Some(innermost) = thread.frames.first() else { return "Python runs no code of a program".to_owned() };
     match thread.frames.iter().find(|frame| frame.is_of_program()) {
         Some(own) if own == innermost => innermost.title(),
@@ -39,21 +87,20 @@ fn place_of(worker: &WorkerStacks) -> String {
     }
 }
 
-fn kernel_place(worker: &WorkerStacks) -> String {
-    let python = worker.python_absence.as_deref();
-    let python = python.unwrap_or("its main thread is not among the Python threads that were read");
-    match (worker.threads.first(), &worker.kernel_absence) {
-        (Some(main), _) => {
-            let others = match worker.threads.len() - 1 {
-                0 => String::new(),
-                1 => ", beside 1 thread".to_owned(),
-                others => format!(", beside {others} threads"),
-            };
-            format!("{}{others}; {python}", main.activity())
-        }
-        (None, Some(kernel)) => format!("{python}; {kernel}"),
-        (None, None) => python.to_owned(),
-    }
+fn python_absence(worker: &WorkerStacks) -> &str {
+    let absence = worker.python_absence.as_deref();
+    absence.unwrap_or("its main thread is not among the Python threads that were read")
+}
+
+fn kernel_place(worker: &WorkerStacks) -> Option<Place> {
+    let main = worker.threads.first()?;
+    let others = match worker.threads.len() - 1 {
+        0 => String::new(),
+        1 => ", beside 1 thread".to_owned(),
+        others => format!(", beside {others} threads"),
+    };
+    let activity = format!("{}{others}", main.activity());
+    Some(Place::Kernel { activity, absence: python_absence(worker).to_owned() })
 }
 
 #[cfg(test)]
@@ -107,6 +154,7 @@ mod tests {
         let thread = |call: &str| KernelThread {
             state: "S".to_owned(),
             system_call: Some(call.to_owned()),
+            cpu_seconds: 1.25,
             ..KernelThread::default()
         };
         let mut worker = WorkerStacks {
@@ -115,7 +163,7 @@ mod tests {
             ..WorkerStacks::default()
         };
         let place = |worker: &WorkerStacks| fold(std::slice::from_ref(worker)).remove(0).place;
-        assert_eq!(place(&worker), "sleeps in futex, beside 1 thread; its Python has no hook");
+        assert_eq!(place(&worker), "sleeps in futex, beside 1 thread, CPU 2.5 s; its Python has no hook");
         worker.threads.clear();
         worker.kernel_absence = Some("`/proc` does not show it".to_owned());
         assert_eq!(place(&worker), "its Python has no hook; `/proc` does not show it");

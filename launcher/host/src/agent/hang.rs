@@ -102,12 +102,11 @@ impl Agent<'_> {
     fn start_hang_stacks(&mut self, judged: &JudgedHang) -> bool {
         let mut targets = self.stack_targets();
         targets.retain(|target| target.is_live);
-        if !self.workers.spec().has_hooks() || targets.is_empty() {
+        if targets.is_empty() {
             return false;
         }
         let now = Instant::now();
-        let call =
-            BlockingCall::start("stacks", move |_| take_stacks(targets, now, now + STACKS_TIMEOUT));
+        let call = BlockingCall::start("stacks", move |_| take_stacks(targets, now, now + STACKS_TIMEOUT));
         let call = call.inspect_err(|error| tracing::info!("no stacks are taken: {error}")).ok();
         self.pending_hang = call.map(|call| PendingHang { judged: Box::new(judged.clone()), call });
         self.pending_hang.is_some()

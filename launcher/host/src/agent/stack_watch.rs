@@ -74,7 +74,7 @@ impl StackWatch {
 impl Agent<'_> {
     /// Takes the stacks when they are due, and says where the workers stand.
     pub(super) fn advance_stacks(&mut self) {
-        if !self.workers.spec().has_hooks() {
+        if !self.workers.spec().takes_stacks() {
             return;
         }
         let now = Instant::now();

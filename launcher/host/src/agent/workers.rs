@@ -421,8 +421,7 @@ impl WorkerGroup {
     }
 
     fn progress_files(&self, local_rank: LocalRank) -> Option<ProgressFiles> {
-        let has_recorder = self.spec.hang.timeout.is_some();
-        Some(self.channels.as_ref()?.files(local_rank, has_recorder))
+        Some(self.channels.as_ref()?.files(local_rank))
     }
 
     /// The path of the external worker's script.

@@ -1,18 +1,20 @@
 //! The folder by which the workers of one generation show their progress: for each one a FIFO for its heartbeats, and
-//! the path of a socket on which its flight recorder answers.
+//! its progress page or the path of a socket on which its flight recorder answers.
 //!
 //! A FIFO of its own for each worker: what one writes counts for no other rank.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use rankrun_contract::progress_page::PAGE_BYTES;
 use rankrun_contract::rank::{Generation, JobId, LocalRank, LocalWorldSize};
+use rankrun_core::spec::LaunchSpec;
 use rankrun_core::worker_command::ProgressFiles;
 
 /// `sun_path` of sockaddr_un(7), less the NUL at its end.
@@ -20,12 +22,28 @@ const MAX_SOCKET_PATH: usize = 107;
 /// Enough to tell jobs apart that run at the same time.
 const JOB_DIGITS: usize = 12;
 
+/// What workers have beside heartbeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ChannelKinds {
+    pub(crate) has_recorder: bool,
+    pub(crate) has_page: bool,
+}
+
+impl ChannelKinds {
+    pub(crate) fn of(spec: &LaunchSpec) -> Self {
+        Self { has_recorder: spec.asks_flight_recorders(), has_page: spec.has_progress_pages() }
+    }
+}
+
 /// The channels of one generation. The folder is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ProgressChannels {
     folder: PathBuf,
     /// By local rank. Opened for writing too, so that they are never at an end.
     pub(super) fifos: Vec<File>,
+    /// By local rank; empty without pages.
+    pub(super) pages: Vec<File>,
+    kinds: ChannelKinds,
 }
 
 impl ProgressChannels {
@@ -34,6 +52,7 @@ impl ProgressChannels {
         environment: &[(OsString, OsString)],
         (job, generation): (&JobId, Generation),
         workers: LocalWorldSize,
+        kinds: ChannelKinds,
     ) -> io::Result<Self> {
         let job: String = job.0.chars().filter(|letter| *letter != '-').take(JOB_DIGITS).collect();
         let name = format!("rankrun-{job}-{}", generation.0);
@@ -46,8 +65,8 @@ impl ProgressChannels {
             }
             match DirBuilder::new().mode(0o700).create(&folder) {
                 Ok(()) => {
-                    let mut channels = Self { folder, fifos: Vec::new() };
-                    channels.make_fifos(workers)?;
+                    let mut channels = Self { folder, fifos: Vec::new(), pages: Vec::new(), kinds };
+                    channels.make_files(workers)?;
                     return Ok(channels);
                 }
                 Err(error) => failure = error,
@@ -56,26 +75,30 @@ impl ProgressChannels {
         Err(failure)
     }
 
-    fn make_fifos(&mut self, workers: LocalWorldSize) -> io::Result<()> {
+    fn make_files(&mut self, workers: LocalWorldSize) -> io::Result<()> {
         for local_rank in (0..workers.get()).map(LocalRank) {
             let path = self.heartbeat_path(local_rank);
             mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;
             let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path);
             self.fifos.push(open?);
+            if self.kinds.has_page {
+                self.pages.push(make_page(&page_path(&self.folder, local_rank))?);
+            }
         }
         Ok(())
     }
 
-    pub(crate) fn files(&self, local_rank: LocalRank, has_recorder: bool) -> ProgressFiles {
-        files_in(&self.folder, local_rank, has_recorder)
+    pub(crate) fn files(&self, local_rank: LocalRank) -> ProgressFiles {
+        files_in(&self.folder, local_rank, self.kinds)
     }
 
     fn heartbeat_path(&self, local_rank: LocalRank) -> PathBuf {
         heartbeat_path(&self.folder, local_rank)
     }
 
-    pub(super) fn recorder_path(&self, local_rank: LocalRank) -> PathBuf {
-        recorder_path(&self.folder, local_rank)
+    /// Where its flight recorder answers, if it is asked.
+    pub(super) fn recorder_path(&self, local_rank: LocalRank) -> Option<PathBuf> {
+        self.kinds.has_recorder.then(|| recorder_path(&self.folder, local_rank))
     }
 }
 
@@ -84,17 +107,29 @@ impl ProgressChannels {
 pub fn file_patterns(
     environment: &[(OsString, OsString)],
     local_rank: LocalRank,
-    has_recorder: bool,
+    spec: &LaunchSpec,
 ) -> Option<ProgressFiles> {
+    if !spec.watches_progress() {
+        return None;
+    }
     let mut folders =
         places(environment).filter(|place| place.is_dir()).map(|place| place.join("rankrun-*-0"));
-    folders.find(|folder| has_short_name(folder)).map(|folder| files_in(&folder, local_rank, has_recorder))
+    let kinds = ChannelKinds::of(spec);
+    folders.find(|folder| has_short_name(folder)).map(|folder| files_in(&folder, local_rank, kinds))
 }
 
-fn files_in(folder: &Path, local_rank: LocalRank, has_recorder: bool) -> ProgressFiles {
+/// In full: a store into a mapping without a block on a full disk would end the worker.
+fn make_page(path: &Path) -> io::Result<File> {
+    let mut page = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    page.write_all(&[0; PAGE_BYTES])?;
+    Ok(page)
+}
+
+fn files_in(folder: &Path, local_rank: LocalRank, kinds: ChannelKinds) -> ProgressFiles {
     ProgressFiles {
         heartbeat: heartbeat_path(folder, local_rank),
-        flight_recorder: has_recorder.then(|| recorder_path(folder, local_rank)),
+        flight_recorder: kinds.has_recorder.then(|| recorder_path(folder, local_rank)),
+        page: kinds.has_page.then(|| page_path(folder, local_rank)),
     }
 }
 
@@ -116,6 +151,10 @@ fn heartbeat_path(folder: &Path, local_rank: LocalRank) -> PathBuf {
 
 fn recorder_path(folder: &Path, local_rank: LocalRank) -> PathBuf {
     folder.join(format!("{local_rank}.recorder"))
+}
+
+fn page_path(folder: &Path, local_rank: LocalRank) -> PathBuf {
+    folder.join(format!("{local_rank}.page"))
 }
 
 fn places(environment: &[(OsString, OsString)]) -> impl Iterator<Item = PathBuf> {

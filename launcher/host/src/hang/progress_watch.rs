@@ -1,11 +1,12 @@
-//! The thread that watches the progress of one generation: it reads heartbeats, asks the flight recorders of workers
-//! without a fresh heartbeat, and reports a verdict when it changes. It ends with the generation.
+//! The thread that watches the progress of one generation: it reads heartbeats and progress pages, asks the flight
+//! recorders of workers without a fresh heartbeat, and reports a verdict when it changes. It ends with the generation.
 #![expect(clippy::disallowed_methods, reason = "evidence has its time")]
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::{Discriminant, discriminant};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use rankrun_contract::progress_page::PAGE_BYTES;
 use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::channels::ProgressChannels;
 use super::recorder_client::fetch_groups;
-use rankrun_core::hang::evidence::RankEvidence;
+use rankrun_core::hang::evidence::{RankEvidence, groups_of_page};
 use rankrun_core::hang::heartbeat::{Heartbeat, HeartbeatError, MAX_HEARTBEAT};
 use rankrun_core::hang::verdict::{Limits, Verdict, judge};
 
@@ -65,13 +67,14 @@ impl ProgressWatch {
         let (wake, reported) = (Arc::new(new_event()?), Arc::new(new_event()?));
         let ((commands, inbox), (outbox, reports)) = (channel(), channel());
         let started = Instant::now();
-        let has_recorders = limits.hang_timeout.is_some();
+        let mut pages = std::mem::take(&mut channels.pages).into_iter();
         let workers =
             std::mem::take(&mut channels.fifos).into_iter().zip(0..).map(|(fifo, local)| WatchedWorker {
                 fifo,
                 partial: Vec::new(),
                 has_bad_heartbeat: false,
-                recorder: has_recorders.then(|| channels.recorder_path(LocalRank(local))),
+                recorder: channels.recorder_path(LocalRank(local)),
+                page: pages.next(),
             });
         let workers: Vec<WatchedWorker> = workers.collect();
         let ranks = (0..).take(workers.len()).map(|local: u32| Rank(base.0.saturating_add(local)));
@@ -85,7 +88,7 @@ impl ProgressWatch {
             reported: Arc::clone(&reported),
             last_reported: None,
             is_suspended: false,
-            judge_at: None,
+            judge_at: started,
         };
         thread::Builder::new().name("progress-watch".to_owned()).spawn(move || observer.run())?;
         Ok(Self { _channels: channels, commands: Some(commands), wake, reports, reported })
@@ -137,6 +140,7 @@ struct WatchedWorker {
     partial: Vec<u8>,
     has_bad_heartbeat: bool,
     recorder: Option<PathBuf>,
+    page: Option<File>,
 }
 
 #[derive(Debug)]
@@ -151,24 +155,21 @@ struct Observer {
     reported: Arc<EventFd>,
     last_reported: Option<Discriminant<Verdict>>,
     is_suspended: bool,
-    /// `None` while there is nothing to judge.
-    judge_at: Option<Instant>,
+    judge_at: Instant,
 }
 
 impl Observer {
     fn run(mut self) {
-        if self.limits.hang_timeout.is_some() {
-            self.judge_at = Some(Instant::now());
-        }
         while self.handle_commands() {
             let mut has_read = false;
             if !self.is_suspended {
                 has_read = self.read_heartbeats();
                 let now = Instant::now();
-                if self.judge_at.is_some_and(|at| at <= now) {
-                    self.ask_recorders();
+                if self.judge_at <= now {
+                    self.read_pages(now);
+                    self.ask_recorders(now);
                     self.report_verdict();
-                    self.judge_at = Some(Instant::now() + self.interval());
+                    self.judge_at = Instant::now() + self.interval();
                 }
             }
             self.wait(has_read);
@@ -201,9 +202,7 @@ impl Observer {
         for (worker, evidence) in self.workers.iter_mut().zip(&mut self.ranks) {
             let (heartbeat, error) = worker.read_heartbeat();
             if let Some(heartbeat) = heartbeat {
-                let now = Instant::now();
-                evidence.record_heartbeat(heartbeat, now);
-                self.judge_at.get_or_insert(now);
+                evidence.record_heartbeat(heartbeat, Instant::now());
                 has_read = true;
             }
             if let Some(error) = error {
@@ -217,24 +216,40 @@ impl Observer {
         has_read
     }
 
-    /// A worker with a fresh heartbeat is not asked.
-    fn ask_recorders(&mut self) {
+    fn read_pages(&mut self, now: Instant) {
         for (worker, evidence) in self.workers.iter().zip(&mut self.ranks) {
-            let Some(socket) = worker.recorder.as_ref().filter(|_| !evidence.is_finished) else { continue };
-            let now = Instant::now();
-            let heartbeat = evidence.last_heartbeat.as_ref();
-            if heartbeat
-                .is_some_and(|last| now.saturating_duration_since(last.at) < self.limits.usual() / LOOKS)
-            {
-                continue;
-            }
-            match fetch_groups(socket) {
-                // Without any collective it is as if there were no recorder.
-                Ok(groups) if groups.is_empty() => {}
-                Ok(groups) => evidence.record_groups(groups, Instant::now()),
-                Err(error) => tracing::debug!("rank {}: no flight recorder: {error}", evidence.rank),
+            let Some(page) = worker.page.as_ref().filter(|_| !evidence.is_finished) else { continue };
+            let mut bytes = [0; PAGE_BYTES];
+            let length = page.read_at(&mut bytes, 0).unwrap_or_default();
+            let groups = groups_of_page(&bytes[..length]);
+            if !groups.is_empty() {
+                evidence.record_groups(groups, now);
             }
         }
+    }
+
+    /// Together, so that workers that do not answer hide no others. A worker with a fresh heartbeat is not asked.
+    fn ask_recorders(&mut self, now: Instant) {
+        let fresh = self.limits.usual() / LOOKS;
+        let asked = self.workers.iter().zip(&mut self.ranks).filter_map(|(worker, evidence)| {
+            let heartbeat = evidence.last_heartbeat.as_ref();
+            let is_fresh = heartbeat.is_some_and(|last| now.saturating_duration_since(last.at) < fresh);
+            let socket = worker.recorder.as_ref().filter(|_| !evidence.is_finished && !is_fresh)?;
+            Some((socket, evidence))
+        });
+        thread::scope(|scope| {
+            for (socket, evidence) in asked {
+                let ask = move || match fetch_groups(socket) {
+                    // Without any collective it is as if there were no recorder.
+                    Ok(groups) if groups.is_empty() => {}
+                    Ok(groups) => evidence.record_groups(groups, now),
+                    Err(error) => tracing::debug!("rank {}: no flight recorder: {error}", evidence.rank),
+                };
+                let thread = thread::Builder::new().name("flight-recorder".to_owned());
+                // Without a thread it is asked the next time.
+                let _ = thread.spawn_scoped(scope, ask);
+            }
+        });
     }
 
     /// A hang, a desync or a straggler is reported once, until the job makes progress again.
@@ -259,8 +274,8 @@ impl Observer {
 
     /// Until a command, a heartbeat, or the next look. After a heartbeat the next one waits for a while.
     fn wait(&self, has_read: bool) {
-        let until_judge = self.judge_at.filter(|_| !self.is_suspended);
-        let until_judge = until_judge.map(|at| at.saturating_duration_since(Instant::now()));
+        let until_judge = self.judge_at.saturating_duration_since(Instant::now());
+        let until_judge = (!self.is_suspended).then_some(until_judge);
         let timeout = until_judge.into_iter().chain(has_read.then_some(READ_INTERVAL)).min();
         let timeout = timeout.map_or(PollTimeout::NONE, |timeout| {
             PollTimeout::try_from(timeout + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)

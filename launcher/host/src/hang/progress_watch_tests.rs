@@ -1,4 +1,6 @@
 use super::*;
+use crate::hang::channels::ChannelKinds;
+use rankrun_contract::progress_page::{name_words, slot_flags};
 use rankrun_contract::rank::{Generation, JobId, LocalWorldSize};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,10 +16,11 @@ const LIMITS: Limits = Limits {
 fn watch(job: &str, workers: u32, limits: Limits) -> (ProgressWatch, Vec<PathBuf>, Vec<PathBuf>) {
     let job = JobId(format!("{}{job}", std::process::id()));
     let workers = LocalWorldSize::new(workers).unwrap();
-    let channels = ProgressChannels::open(&[], (&job, Generation(0)), workers).unwrap();
+    let kinds = ChannelKinds { has_recorder: true, has_page: true };
+    let channels = ProgressChannels::open(&[], (&job, Generation(0)), workers, kinds).unwrap();
     let ranks = (0..workers.get()).map(LocalRank);
-    let fifos = ranks.clone().map(|rank| channels.files(rank, false).heartbeat).collect();
-    let sockets = ranks.map(|rank| channels.recorder_path(rank)).collect();
+    let fifos = ranks.clone().map(|rank| channels.files(rank).heartbeat).collect();
+    let sockets = ranks.map(|rank| channels.recorder_path(rank).unwrap()).collect();
     (ProgressWatch::start(channels, Rank(4), limits).unwrap(), fifos, sockets)
 }
 
@@ -61,7 +64,8 @@ fn first_bad_heartbeat_of_rank_is_reported_once() {
 fn flood_without_newline_keeps_little_memory() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let fifo = File::from(std::os::fd::OwnedFd::from(reader));
-    let mut worker = WatchedWorker { fifo, partial: Vec::new(), has_bad_heartbeat: false, recorder: None };
+    let mut worker =
+        WatchedWorker { fifo, partial: Vec::new(), has_bad_heartbeat: false, recorder: None, page: None };
     for _ in 0..50 {
         writer.write_all(&[b'1'; 4_096]).unwrap();
         assert_eq!(worker.read_heartbeat(), (None, None));
@@ -91,4 +95,34 @@ fn recorder_that_never_answers_does_not_hide_hang_of_others() {
     let _silent = UnixListener::bind(&sockets[1]).unwrap();
     drop(write(&fifos[0], b"1\n"));
     assert!(matches!(next_report(&watch), ProgressReport::Judged(Verdict::Hang(_))));
+}
+
+/// A page with one group in the midst of its third collective.
+fn page_in_all_reduce() -> Vec<u8> {
+    let words = [slot_flags(true), 3, 2, 2].into_iter().chain(name_words("default"));
+    words.flat_map(u64::to_ne_bytes).collect()
+}
+
+#[test]
+fn page_shows_collective_of_rust_worker() {
+    let (watch, fifos, _) = watch("page", 2, LIMITS);
+    let page = OpenOptions::new().write(true).open(fifos[0].with_extension("page")).unwrap();
+    page.write_all_at(&page_in_all_reduce(), 0).unwrap();
+    let ProgressReport::Judged(Verdict::Hang(hang)) = next_report(&watch) else { panic!("no hang") };
+    let wait = &hang.waits[0];
+    assert_eq!((wait.name.as_deref(), wait.sequence), (Some("all_reduce"), 3));
+    assert_eq!((&wait.waiting, &wait.missing), (&[Rank(4)].into(), &[Rank(5)].into()));
+}
+
+/// A worker can write to its page whatever it likes, and cut or lengthen it.
+#[test]
+fn page_without_sense_gives_no_verdict() {
+    let (watch, fifos, _) = watch("bad-page", 2, LIMITS);
+    for (fifo, length) in fifos.iter().zip([3, 1 << 30]) {
+        let page = OpenOptions::new().write(true).open(fifo.with_extension("page")).unwrap();
+        page.write_all_at(&[0xff; PAGE_BYTES], 0).unwrap();
+        page.set_len(length).unwrap();
+    }
+    thread::sleep(2 * LIMITS.usual());
+    assert!(watch.take_reports().is_empty());
 }

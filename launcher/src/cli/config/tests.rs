@@ -39,6 +39,11 @@ rank = 2
 then = "restart"
 
 [[restart.rules]]
+cause = "oom"
+node = 0
+then = "fail"
+
+[[restart.rules]]
 exit = 0x2a
 then = "requeue"
 
@@ -76,7 +81,10 @@ fn config_file_sets_launch_options() {
     assert_eq!((spec.workers.get(), spec.role.as_str(), spec.max_restarts.0), (3, "trainer", 5));
     assert_eq!(spec.stop.grace.as_secs_f64(), 2.5);
     let rules: Vec<String> = spec.restart.rules.iter().map(ToString::to_string).collect();
-    assert_eq!(rules, ["exit=3/10-19:fail", "signal=KILL+rank=2:restart", "exit=42:requeue"]);
+    assert_eq!(
+        rules,
+        ["exit=3/10-19:fail", "signal=KILL+rank=2:restart", "oom+node=0:fail", "exit=42:requeue"]
+    );
     let backoff = spec.restart.backoff.unwrap();
     assert_eq!((backoff.delay.as_secs(), backoff.factor, backoff.jitter), (10, 1.5, 0.25));
     assert_eq!(spec.restart.window.map(|window| window.as_secs()), Some(3_600));

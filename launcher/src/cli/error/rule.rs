@@ -15,8 +15,8 @@ pub(in crate::cli) struct RuleProblem {
 
 const ACTIONS: &str =
     "write `CONDITION:ACTION`; the actions are restart, fail, succeed, requeue and no-requeue";
-const CONDITIONS: &str =
-    "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `rank=0`, `node=0` and `any`, with `+` between";
+const CONDITIONS: &str = "conditions are `exit=3`, `exit=10-19/42`, `signal=KILL`, `hang`, `desync`, `oom`, `rank=0`, `node=0` and `any`, with \
+     `+` between";
 
 /// The same in a file, where a rule is a table.
 const ACTIONS_IN_FILE: &str =
@@ -62,6 +62,11 @@ impl RuleProblem {
 
     pub(in crate::cli) fn repeated_condition(name: &'static str) -> Self {
         Self::of_key(name, format!("which names `{name}` twice"), "write one rule for each")
+    }
+
+    pub(in crate::cli) fn without_hang_timeout() -> Self {
+        let text = "but without `--hang-timeout` a job that makes no progress does not fail";
+        Self::of_key("cause", text, "set `--hang-timeout`, as in `--hang-timeout 5m`")
     }
 
     pub(in crate::cli) fn without_restarts() -> Self {

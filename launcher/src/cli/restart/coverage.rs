@@ -1,15 +1,17 @@
 //! Whether a rule about restarts can still match behind the rules before it. Pure.
 //!
 //! What can happen is a node, a rank and an end: a code, a signal, or an end that was not the worker's own, which only
-//! rules without a code and a signal are about. Ranks and nodes that no rule names are all alike.
+//! rules without a code and a signal are about; some ends have a cause that a rule can name. Ranks and nodes that no rule names are all alike.
 
 use std::collections::BTreeSet;
 
-use rankrun_core::spec::restart::{Conditions, RestartRule};
+use rankrun_core::posix::Signal;
+use rankrun_core::spec::restart::{Conditions, FailureCause, RestartRule};
 
-/// Of codes, then of signals, then of ends that are not the worker's own.
-const ENDS: usize = SIGNALS + 65 + 1;
+/// Of codes, then of signals, then of ends that are not the worker's own, and of causes.
+const ENDS: usize = CAUSES + FailureCause::KEYWORDS.len();
 const SIGNALS: usize = 256;
+const CAUSES: usize = SIGNALS + 65 + 1;
 
 /// The rules before this one that together fit all that it fits; nothing where it is left something. Where other nodes
 /// have workers too, how many `ranks` there are is not known.
@@ -44,5 +46,16 @@ fn fits(when: &Conditions, (node, rank): (u32, u32), end: usize) -> bool {
     when.rank.is_none_or(|named| named.0 == rank)
         && when.node.is_none_or(|named| named.0 == node)
         && when.exit.is_none_or(|codes| code.is_some_and(|code| codes.contains(code)))
-        && when.signal.is_none_or(|signal| SIGNALS + signal as usize == end)
+        && when.signal.is_none_or(|signal| SIGNALS + signal as usize == signal_of(end))
+        && when.cause.is_none_or(|cause| cause_of(end) == Some(cause))
+}
+
+fn cause_of(end: usize) -> Option<FailureCause> {
+    let (_, cause) = FailureCause::KEYWORDS.get(end.checked_sub(CAUSES)?)?;
+    Some(*cause)
+}
+
+/// The kernel kills by SIGKILL for lack of memory.
+fn signal_of(end: usize) -> usize {
+    if cause_of(end) == Some(FailureCause::Oom) { SIGNALS + Signal::SIGKILL as usize } else { end }
 }

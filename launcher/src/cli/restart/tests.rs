@@ -166,6 +166,13 @@ fn invalid_restart_rule_is_refused() {
         ("signal=17:fail", "which can never match: SIGCHLD ends no process"),
         ("rank=2:fail", "which can never match: the ranks are 0 to 1"),
         ("exit=3:restart", "but without `--max-restarts` above 0 nothing restarts"),
+        ("hang:fail", "but without `--hang-timeout` a job that makes no progress does not fail"),
+        ("oom+oom:fail", "which names `cause` twice"),
+        ("exit=3+oom:fail", "which can never match: a worker that fails by `oom` has no exit code"),
+        (
+            "signal=TERM+oom:fail",
+            "which can never match: a worker that fails by `oom` is not ended by that signal",
+        ),
         ("node=1:fail", "which can never match: a job of one node has node rank 0 only"),
     ] {
         assert_eq!(
@@ -185,6 +192,7 @@ fn unreachable_restart_rule_is_refused() {
         ("exit=1-10:fail,exit=11-20:requeue,exit=5-15:succeed", "`exit=1-10:fail` and `exit=11-20:requeue`"),
         ("rank=0+exit=3:fail,rank=1:requeue,exit=3:succeed", "`exit=3+rank=0:fail` and `rank=1:requeue`"),
         ("any:fail,signal=KILL:requeue", "`any:fail`"),
+        ("signal=KILL:fail,oom:requeue", "`signal=KILL:fail`"),
     ] {
         let refusal = refusal(&format!("--restart-rules {rules}"));
         let end = format!("which can never match: {by} before it takes all it would");
@@ -194,6 +202,7 @@ fn unreachable_restart_rule_is_refused() {
         "rank=0:fail,exit=3:requeue",
         "exit=1-10:fail,exit=12-20:requeue,exit=5-15:succeed",
         "exit=1-255:fail,any:requeue",
+        "oom:fail,signal=KILL:requeue,any:fail",
         "rank=0+exit=3:fail,rank=1:requeue,exit=3-4:succeed",
     ] {
         assert!(policy(&format!("--restart-rules {rules}"), &[]).is_ok(), "{rules}");
@@ -210,12 +219,14 @@ proptest! {
     fn restart_rule_round_trips(
         codes in proptest::option::of(proptest::collection::btree_set(1_u8.., 1..20)),
         signal in proptest::option::of(1_i32..32),
+        cause in proptest::option::of(0_usize..3),
         rank in proptest::option::of(0_u32..100),
         action in 0_usize..5,
     ) {
         let when = Conditions {
             exit: codes.map(ExitCodes::from_iter),
             signal: signal.and_then(|signal| Signal::try_from(signal).ok()),
+            cause: cause.map(|cause| FailureCause::KEYWORDS[cause].1),
             rank: rank.map(Rank),
             node: None,
         };

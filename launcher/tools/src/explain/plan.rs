@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rankrun_contract::env::{
-    ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB, MASTER_PORT, NESTING, RANK, RUN_ID, STACKS,
+    ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB, MASTER_PORT, NESTING, PROGRESS_PAGE, RANK, RUN_ID, STACKS,
 };
 
 use super::nodes::is_agreed_on;
@@ -48,9 +48,7 @@ impl LaunchPlan<'_> {
         let folder = hook_folder(self.spec, inherited).filter(|_| !is_external);
         let hook = folder
             .map(|folder| WorkerHook { python_path: python_path(&folder, inherited), stacks: String::new() });
-        let has_recorder = self.spec.hang.timeout.is_some();
-        let progress = file_patterns(inherited, local_rank, has_recorder);
-        let progress = progress.filter(|_| self.spec.watches_progress());
+        let progress = file_patterns(inherited, local_rank, self.spec);
         let timer_file = timer_path(inherited, "*");
         let files = WorkerFiles {
             error_file: error_file.as_deref(),
@@ -133,7 +131,7 @@ impl LaunchPlan<'_> {
             RUN_ID if self.sources.is_run_id_fresh() => LaunchValue::AtLaunch(Pending::RunId),
             // They name processes and descriptors of one launch.
             JOB | NESTING | STACKS => LaunchValue::AtLaunch(Pending::Mark),
-            HEARTBEAT | FLIGHT_RECORDER | TIMER_FILE => path_pattern(Path::new(value)),
+            HEARTBEAT | FLIGHT_RECORDER | PROGRESS_PAGE | TIMER_FILE => path_pattern(Path::new(value)),
             ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),
             _ => LaunchValue::Known(value.to_owned()),
         }

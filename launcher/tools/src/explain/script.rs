@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use rankrun_contract::env::{ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB};
+use rankrun_contract::env::{ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB, PROGRESS_PAGE};
 use rankrun_contract::rank::LocalRank;
 
 use super::{Explanation, LaunchValue, Pending, Store};
@@ -14,9 +14,9 @@ pub(super) fn worker_script(explanation: &Explanation, local_rank: LocalRank) ->
     let worker = explanation.ranks.get(local_rank.index());
     let entries = worker.map(|worker| worker.environment.as_slice()).unwrap_or_default();
     // No launcher reads what a worker started by this script shows of its progress.
-    let entries = entries
-        .iter()
-        .filter(|entry| ![HEARTBEAT, FLIGHT_RECORDER].map(OsStr::new).contains(&&*entry.name.0));
+    let entries = entries.iter().filter(|entry| {
+        ![HEARTBEAT, FLIGHT_RECORDER, PROGRESS_PAGE].map(OsStr::new).contains(&&*entry.name.0)
+    });
     let environment = entries.map(|entry| (entry.name.0.clone(), script_value(&entry.name.0, &entry.value)));
     let mut command: Vec<OsString> = Vec::new();
     if let Some(worker) = worker {

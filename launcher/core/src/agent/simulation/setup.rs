@@ -335,7 +335,8 @@ impl Policy {
         };
         let rule = |rule: &Rule| {
             let exit = rule.code.map(|code| [code].into_iter().collect());
-            let when = Conditions { exit, signal: rule.signal, rank: rule.rank.map(Rank), node: None };
+            let when =
+                Conditions { exit, signal: rule.signal, rank: rule.rank.map(Rank), ..Conditions::default() };
             RestartRule { when, then: rule.then }
         };
         RestartPolicy {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rankrun_contract::rank::{Generation, JobId, RestartCount};
 
 use crate::blocking::CallStep;
-use crate::hang::channels::ProgressChannels;
+use crate::hang::channels::{ChannelKinds, ProgressChannels};
 use crate::hang::file_timer::FileTimerServer;
 use crate::hooks::{HookError, install_hook};
 use crate::logs::tree::{Attempt, LogTree};
@@ -105,8 +105,9 @@ impl FolderRequest {
         if !self.spec.watches_progress() {
             return None;
         }
+        let (kinds, workers) = (ChannelKinds::of(&self.spec), self.spec.workers);
         let channels =
-            ProgressChannels::open(&self.environment, (&self.job, self.generation), self.spec.workers);
+            ProgressChannels::open(&self.environment, (&self.job, self.generation), workers, kinds);
         channels.inspect_err(|error| tracing::info!(%error, "workers have no place for heartbeats")).ok()
     }
 
