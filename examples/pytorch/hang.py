@@ -2,15 +2,21 @@
 
     rankrun --nproc-per-node 2 --hang-timeout 5 --max-restarts 1 examples/pytorch/hang.py
 
-Only the first attempt hangs. `--how desync` has rank 1 call another collective, and `--how sizes` one of another size.
+Only the first attempt of rank 1 hangs; `--how` says in which way.
 """
 
 import argparse
+import contextlib
+import ctypes
 import os
+import signal
+import threading
 import time
 
 import torch
 import torch.distributed as dist
+
+LONG = 3600
 
 
 def open_heartbeat():
@@ -18,32 +24,99 @@ def open_heartbeat():
     return open(os.environ.get("RANKRUN_HEARTBEAT") or os.devnull, "w", buffering=1)
 
 
-def call_wrong_collective(how):
-    if how == "sleep":
-        print("rank 1 sleeps", flush=True)
-        time.sleep(3600)
-    if how == "desync":
-        dist.broadcast(torch.ones(4), 0)
-    if how == "sizes":
-        dist.all_reduce(torch.ones(5))
+def sleep():
+    time.sleep(LONG)
+
+
+def sleep_in_c():
+    """As an extension module that does not release the GIL."""
+    ctypes.PyDLL(None).sleep(LONG)
+
+
+def spin():
+    while True:
+        pass
+
+
+def wait_for_lock():
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+
+
+def load_batch():
+    """Waits for a worker of its data loader."""
+
+    class Stuck(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            time.sleep(LONG)
+
+    next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def leave():
+    os._exit(0)
+
+
+def call_other_collective():
+    dist.broadcast(torch.ones(4), 0)
+
+
+def call_with_other_size():
+    dist.all_reduce(torch.ones(5))
+
+
+HANGS = {
+    "sleep": sleep,
+    "c-sleep": sleep_in_c,
+    "spin": spin,
+    "lock": wait_for_lock,
+    "loader": load_batch,
+    "stop": stop,
+    "exit": leave,
+    "desync": call_other_collective,
+    "sizes": call_with_other_size,
+}
+# Nothing hangs in these: a slow start, a checkpoint, an evaluation on rank 0, and a program that shows no more steps.
+SLOW = ["slow-start", "checkpoint", "evaluate", "quiet"]
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--how", choices=["sleep", "desync", "sizes", "slow-start"], default="sleep")
+    parser.add_argument("--how", choices=[*HANGS, *SLOW], default="sleep")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=0, help="seconds of each step")
+    parser.add_argument("--slow", type=float, default=6, help="seconds of what is only slow")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    heartbeat = open_heartbeat()
-    if args.how == "slow-start" and rank == 1:
-        time.sleep(6)
-    for step in range(1, args.steps + 1):
-        if step == args.steps // 2 and rank == 1 and attempt == 0 and args.how != "slow-start":
-            call_wrong_collective(args.how)
-        dist.all_reduce(torch.ones(4))
-        print(step, file=heartbeat)
-    print(f"rank {rank} is done in attempt {attempt}", flush=True)
+    middle, is_odd = args.steps // 2, rank == 1 and attempt == 0
+    with contextlib.closing(open_heartbeat()) as heartbeat:
+        if args.how == "slow-start" and is_odd:
+            time.sleep(args.slow)
+        for step in range(1, args.steps + 1):
+            if step == middle and is_odd and args.how in HANGS:
+                HANGS[args.how]()
+            if step == middle and args.how == "checkpoint":
+                print(step, "section=checkpoint limit=600", file=heartbeat)
+                time.sleep(args.slow)
+            if step == middle and args.how == "evaluate":
+                if rank == 0:
+                    print(step, "section=evaluate limit=600", file=heartbeat)
+                    time.sleep(args.slow)
+                dist.barrier()
+            time.sleep(args.pause)
+            dist.all_reduce(torch.ones(4))
+            if args.how != "quiet" or step < middle:
+                print(step, file=heartbeat)
+        print(f"rank {rank} is done in attempt {attempt}", flush=True)
     dist.destroy_process_group()
 
 

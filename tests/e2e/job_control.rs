@@ -120,6 +120,24 @@ fn ctrl_z_stops_guard_and_workers_until_fg_or_bg() {
     }
 }
 
+/// It is suspended for three times the limit.
+#[test]
+fn suspended_and_continued_job_is_not_a_hang() {
+    if !is_rankrun() {
+        return;
+    }
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--hang-timeout", "1"]);
+    let mut shell = Shell::start(launch.worker(["alive", "march=go-on,40,50"])).start_job(2);
+    shell.suspend(1);
+    std::thread::sleep(Duration::from_secs(3));
+    shell.type_command("fg");
+    shell.wait_until_continued();
+    shell.job.wait_for_lines("marched rank=", 2);
+    shell.job.wait_for_line("status=0");
+    assert!(!shell.job.to_string().contains("no progress"), "{}", shell.job);
+    shell.expect_job_status(0);
+}
+
 #[test]
 fn stopped_job_with_daemons_ends_on_signal() {
     if !is_rankrun() {

@@ -35,6 +35,7 @@ mod gc;
 mod group_signals;
 mod guide;
 mod hanging_calls;
+mod hangs;
 mod hints;
 mod install;
 mod install_script;

@@ -1,36 +1,102 @@
-//! Real gloo jobs that make no progress: the verdict names the ranks, and the job starts again.
+//! Real gloo jobs that make no progress: the verdict names the ranks, and the job starts again. And jobs that only look so. One
+//! case of each mechanism; with the big counts all of them, also with 8 ranks. Rust jobs are in `tests/e2e/hangs.rs`.
 
-use harness::{Launch, Name, Outcome, example_source};
+use harness::{Launch, Name, Outcome, example_source, is_soak};
 
 use crate::programs::source;
 
-/// Two ranks of `examples/pytorch/hang.py`, with a limit of this many seconds.
-fn hanging(how: &str, limit: &str) -> Launch {
-    let launch = Launch::standalone(Name::Rankrun, 2).with_torch().env("OMP_NUM_THREADS", "1");
+/// Ranks of `examples/pytorch/hang.py`, with a limit of this many seconds.
+fn hanging(how: &str, workers: usize, limit: &str) -> Launch {
+    let launch = Launch::standalone(Name::Rankrun, workers).with_torch().env("OMP_NUM_THREADS", "1");
     let launch = launch.args(["--max-restarts", "1", "--hang-timeout", limit]);
     launch.args([example_source("pytorch/hang.py")]).args(["--how", how])
 }
 
+/// With 8 ranks on few CPUs a step takes long.
+fn worlds() -> Vec<(usize, &'static str)> {
+    if is_soak() { vec![(2, "3"), (8, "15")] } else { vec![(2, "3")] }
+}
+
+fn others(workers: usize) -> &'static str {
+    if workers == 2 { "rank 0" } else { "ranks 0, 2-7" }
+}
+
+fn verb(workers: usize, one: &'static str) -> String {
+    format!("{} {one}{}", others(workers), if workers == 2 { "s" } else { "" })
+}
+
 /// The seconds of a verdict depend on the load of the machine.
 #[track_caller]
-fn assert_found_and_restarted(outcome: &Outcome, sentence: &str) {
+fn assert_found_and_restarted(outcome: &Outcome, workers: usize, sentence: &str) {
     let line = outcome.lines_with(sentence).pop().unwrap_or_else(|| panic!("no `{sentence}`\n{outcome}"));
-    assert!(line.ends_with(": waiting up to 30 s for 2 workers to stop"), "{line}");
+    assert!(line.ends_with(&format!(": waiting up to 30 s for {workers} workers to stop")), "{line}");
     outcome.expect_exit_code(0);
-    outcome.expect_stdout("rank 0 is done in attempt 1").expect_stdout("rank 1 is done in attempt 1");
+    (0..workers).for_each(|rank| _ = outcome.expect_stdout(&format!("rank {rank} is done in attempt 1")));
+}
+
+/// What the stack of rank 1 says: the hang is in its own code.
+fn place(how: &str) -> &'static str {
+    match how {
+        "sleep" => "rank 1: sleep (hang.py:",
+        "c-sleep" => "rank 1: sleep_in_c (hang.py:",
+        "spin" => "rank 1: spin (hang.py:",
+        "lock" => "rank 1: wait_for_lock (hang.py:",
+        "loader" => "rank 1: load_batch (hang.py:",
+        _ => "rank 1: is stopped",
+    }
+}
+
+#[track_caller]
+fn assert_rank_is_named(how: &str, (workers, limit): (usize, &str)) {
+    let outcome = hanging(how, workers, limit).run();
+    outcome.expect_stderr(place(how)).expect_stderr(": main (hang.py:");
+    let sentence = format!("{} in all_reduce #10; rank 1 made no progress since ", verb(workers, "wait"));
+    assert_found_and_restarted(&outcome, workers, &sentence);
 }
 
 #[test]
-fn rank_that_sleeps_while_other_waits_is_named_and_job_restarts() {
-    let outcome = hanging("sleep", "3").run();
-    outcome.expect_stderr("rank 0: main (hang.py:").expect_stderr("rank 1: call_wrong_collective (hang.py:");
-    assert_found_and_restarted(&outcome, "rank 0 waits in all_reduce #10; rank 1 made no progress since ");
+fn rank_that_hangs_while_others_wait_is_named_and_job_restarts() {
+    let ways: &[&str] = match is_soak() {
+        true => &["sleep", "c-sleep", "spin", "lock", "loader", "stop"],
+        false => &["c-sleep", "stop"],
+    };
+    for (how, world) in ways.iter().flat_map(|how| worlds().into_iter().map(move |world| (how, world))) {
+        assert_rank_is_named(how, world);
+    }
 }
 
 #[test]
 fn ranks_that_call_different_collectives_are_named() {
-    let sentence = "rank 0 calls all_reduce, rank 1 calls broadcast as #10; no progress since ";
-    assert_found_and_restarted(&hanging("desync", "3").run(), sentence);
+    for (workers, limit) in worlds() {
+        let all_reduce = verb(workers, "call");
+        let sentence = format!("{all_reduce} all_reduce, rank 1 calls broadcast as #10; no progress since ");
+        assert_found_and_restarted(&hanging("desync", workers, limit).run(), workers, &sentence);
+    }
+}
+
+/// gloo ends the ranks of some sizes by itself.
+#[test]
+fn ranks_that_call_with_different_sizes_are_named() {
+    for (workers, limit) in worlds() {
+        let outcome = hanging("sizes", workers, limit).run();
+        outcome.expect_exit_code(0).expect_stdout("rank 0 is done in attempt 1");
+        if outcome.stderr().contains("gloo") {
+            continue;
+        }
+        let sentence = format!(
+            "{} all_reduce of 4 elements, rank 1 calls all_reduce of 5 elements as #10; no progress since ",
+            verb(workers, "call")
+        );
+        assert_found_and_restarted(&outcome, workers, &sentence);
+    }
+}
+
+/// gloo sees the closed connection before any limit.
+#[test]
+fn rank_that_exits_early_fails_others_and_is_named() {
+    let outcome = hanging("exit", 2, "30").args(["--steps", "20"]).run();
+    outcome.expect_exit_code(0).expect_stdout("rank 0 is done in attempt 1");
+    outcome.expect_absent("made no progress");
 }
 
 #[test]
@@ -43,9 +109,27 @@ fn hang_without_hooks_has_steps_alone() {
 }
 
 #[test]
-fn slow_first_step_is_not_a_hang() {
-    let outcome = hanging("slow-start", "2").run();
-    outcome.expect_exit_code(0).expect_stdout("rank 1 is done in attempt 0").expect_absent("no progress");
+fn slow_jobs_that_make_progress_are_not_a_hang() {
+    let ways: &[&str] = match is_soak() {
+        true => &["slow-start", "checkpoint", "evaluate", "quiet"],
+        false => &["slow-start", "quiet"],
+    };
+    for how in ways {
+        let launch = hanging(how, 2, "2");
+        let launch = if *how == "quiet" { launch.args(["--pause", "0.6"]) } else { launch };
+        let outcome = launch.run();
+        outcome.expect_exit_code(0).expect_stdout("rank 1 is done in attempt 0");
+        outcome.expect_absent("no progress");
+    }
+}
+
+#[test]
+fn ranks_that_share_one_cpu_are_not_a_hang() {
+    if !is_soak() {
+        return;
+    }
+    let launch = hanging("quiet", 8, "20").args(["--steps", "200"]).under(["taskset", "-c", "0"]);
+    launch.run().expect_exit_code(0).expect_absent("no progress");
 }
 
 /// Under torchrun the launcher dies of the signal too.

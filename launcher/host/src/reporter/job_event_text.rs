@@ -11,6 +11,7 @@ use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
 use crate::reporter::rank_table::{self, TableSetting};
 use rankrun_core::hang::sentence::sentence;
+use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::{JobEvent, NoRestart, WorkerEnd};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Pid, Signal, signal_name};
@@ -243,6 +244,7 @@ pub(crate) fn limit_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<St
         JobEvent::Hang { verdict, live, grace } => {
             format!("{}: {}", sentence(verdict), stopping(live, *grace))
         }
+        JobEvent::NoProgress { verdict } if matches!(**verdict, Verdict::Straggler(_)) => sentence(verdict),
         JobEvent::NoProgress { verdict } => format!("no progress: {}", sentence(verdict)),
         JobEvent::TimeIsShort { remaining: before, signal, live } => format!(
             "the time limit is over in {}: {signal} to {}",
