@@ -160,7 +160,7 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     (
         "[[restart.rules]]\nreason = 3\nthen = \"fail\"\n",
         "2: `restart.rules.reason` is not a known key",
-        "there are exit, signal, rank, node, then",
+        "there are exit, signal, cause, rank, node, then",
     ),
     // What is not TOML.
     (

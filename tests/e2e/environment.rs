@@ -100,7 +100,7 @@ fn worker_variables_are_exactly_the_documented_ones() {
             expected.extend(RANKRUN_VARIABLES);
         }
         if *name == Name::Rankrun && is_rankrun() {
-            expected.insert("RANKRUN_HEARTBEAT");
+            expected.extend(["RANKRUN_HEARTBEAT", "RANKRUN_PROGRESS_PAGE"]);
         }
         for rank in 0..2 {
             let variables = variables_of_rank(&outcome, rank);

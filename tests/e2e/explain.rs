@@ -270,8 +270,8 @@ fn script_with_master_port_sets_launch_environment() {
     let lines = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let foreign = |line: &&str| {
-            let names =
-                ["JOB", "NESTING", "E2E_MARK", "HEARTBEAT"].map(|name| format!("env1 RANKRUN_{name}="));
+            let names = ["JOB", "NESTING", "E2E_MARK", "HEARTBEAT", "PROGRESS_PAGE"];
+            let names = names.map(|name| format!("env1 RANKRUN_{name}="));
             !line.starts_with("env0") && !names.iter().any(|name| line.starts_with(name))
         };
         let mut lines: Vec<String> = text.lines().filter(foreign).map(str::to_owned).collect();

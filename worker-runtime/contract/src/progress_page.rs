@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_without_sense_is_left_out() {
+    fn slot_without_sense_is_skipped() {
         for words in [[4, 1, 1, 0], [1, 1, 2, 0], [1, 9, 2, 0], [1, 1, 1, 9], [1, 1, 1, u64::MAX]] {
             assert_eq!(parse_page(&slot(words, "a")), [], "{words:?}");
         }
