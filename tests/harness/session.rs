@@ -264,7 +264,7 @@ fn masked_line(line: &str) -> String {
     for at in 0..tokens.len() {
         let follows = |before: &str| at > 0 && tokens[at - 1].ends_with(before);
         if at > 1 && tokens[at - 2] == "sleeps" && follows("in") {
-            // A system call, or without the right to see it a function of the kernel.
+            // A system call, or a function of the kernel where the call may not be seen.
             tokens[at] = "PLACE,".to_owned();
         } else if is_time(tokens[at].trim_end_matches(',')) {
             tokens[at] = if tokens[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
@@ -273,7 +273,7 @@ fn masked_line(line: &str) -> String {
             tokens[at] = "N ms".to_owned();
         } else if follows("pid")
             || (follows("had") && tokens.get(at + 1).is_some_and(|unit| unit == "MiB"))
-            || (is_seconds(&tokens, at) && (follows("after") || follows("CPU") || is_before(&tokens, at)))
+            || (is_seconds(&tokens, at) && (follows("after") || is_before(&tokens, at)))
         {
             tokens[at] = digits_masked(&tokens[at]);
         } else if tokens.get(at + 1).is_some_and(|next| next == "left") && is_duration(&tokens[at]) {
