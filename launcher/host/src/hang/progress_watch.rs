@@ -153,7 +153,8 @@ struct Observer {
     wake: Arc<EventFd>,
     reports: Sender<ProgressReport>,
     reported: Arc<EventFd>,
-    last_reported: Option<Discriminant<Verdict>>,
+    /// The kind of the last verdict, and the rank that was blamed.
+    last_reported: Option<(Discriminant<Verdict>, Option<Rank>)>,
     is_suspended: bool,
     judge_at: Instant,
 }
@@ -252,15 +253,17 @@ impl Observer {
         });
     }
 
-    /// A hang, a desync or a straggler is reported once, until the job makes progress again.
+    /// A hang, a desync or a straggler is reported once, until the job makes progress again or the blamed rank has
+    /// ended.
     fn report_verdict(&mut self) {
         let verdict = judge(&self.ranks, Instant::now(), &self.limits);
         match verdict {
             Verdict::Progress => self.last_reported = None,
             Verdict::NotEnoughEvidence => {}
             Verdict::Hang(_) | Verdict::Desync(_) | Verdict::Straggler(_) => {
-                let kind = discriminant(&verdict);
-                if self.last_reported.replace(kind) != Some(kind) {
+                let is_hung = !matches!(verdict, Verdict::Straggler(_));
+                let reported = (discriminant(&verdict), verdict.blamed_rank().filter(|_| is_hung));
+                if self.last_reported.replace(reported) != Some(reported) {
                     let _ = self.reports.send(ProgressReport::Judged(verdict));
                     let _ = self.reported.write(1);
                 }

@@ -126,3 +126,15 @@ fn page_without_sense_gives_no_verdict() {
     thread::sleep(2 * LIMITS.usual());
     assert!(watch.take_reports().is_empty());
 }
+
+#[test]
+fn hang_is_reported_again_when_blamed_rank_has_ended() {
+    let (watch, fifos, _) = watch("blamed", 2, LIMITS);
+    let page = OpenOptions::new().write(true).open(fifos[0].with_extension("page")).unwrap();
+    page.write_all_at(&page_in_all_reduce(), 0).unwrap();
+    for (finished, blamed) in [(None, Rank(5)), (Some(LocalRank(1)), Rank(4))] {
+        finished.into_iter().for_each(|local_rank| watch.finish_worker(local_rank));
+        let ProgressReport::Judged(verdict) = next_report(&watch) else { panic!("no verdict") };
+        assert_eq!(verdict.blamed_rank(), Some(blamed));
+    }
+}
