@@ -6,7 +6,6 @@
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +18,8 @@ use rankrun_core::worker_command::ProgressFiles;
 
 /// `sun_path` of sockaddr_un(7), less the NUL at its end.
 const MAX_SOCKET_PATH: usize = 107;
+/// Its name in the temporary folder of the job.
+const FOLDER: &str = "progress";
 /// Enough to tell jobs apart that run at the same time.
 const JOB_DIGITS: usize = 12;
 
@@ -47,18 +48,20 @@ pub(crate) struct ProgressChannels {
 }
 
 impl ProgressChannels {
-    /// Makes the folder in the first place that allows it.
+    /// Makes the folder in the first place that allows it: `base`, which `rankrun gc` removes after a kill of the
+    /// launcher, or one for temporary files.
     pub(crate) fn open(
+        base: Option<&Path>,
         environment: &[(OsString, OsString)],
         (job, generation): (&JobId, Generation),
         workers: LocalWorldSize,
         kinds: ChannelKinds,
     ) -> io::Result<Self> {
         let job: String = job.0.chars().filter(|letter| *letter != '-').take(JOB_DIGITS).collect();
+        let own = base.map(|base| base.join(format!("{FOLDER}-{}", generation.0)));
         let name = format!("rankrun-{job}-{}", generation.0);
         let mut failure = io::Error::from(io::ErrorKind::NotFound);
-        for place in places(environment) {
-            let folder = place.join(&name);
+        for folder in own.into_iter().chain(places(environment).map(|place| place.join(&name))) {
             if !has_short_name(&folder) {
                 failure = io::Error::other(format!("`{}` is too long for a socket", folder.display()));
                 continue;
@@ -108,12 +111,14 @@ pub fn file_patterns(
     environment: &[(OsString, OsString)],
     local_rank: LocalRank,
     spec: &LaunchSpec,
+    base: Option<&Path>,
 ) -> Option<ProgressFiles> {
     if !spec.watches_progress() {
         return None;
     }
-    let mut folders =
-        places(environment).filter(|place| place.is_dir()).map(|place| place.join("rankrun-*-0"));
+    let own = base.map(|base| base.join(format!("{FOLDER}-0")));
+    let temporary = places(environment).filter(|place| place.is_dir()).map(|place| place.join("rankrun-*-0"));
+    let mut folders = own.into_iter().chain(temporary);
     let kinds = ChannelKinds::of(spec);
     folders.find(|folder| has_short_name(folder)).map(|folder| files_in(&folder, local_rank, kinds))
 }
@@ -158,9 +163,7 @@ fn page_path(folder: &Path, local_rank: LocalRank) -> PathBuf {
 }
 
 fn places(environment: &[(OsString, OsString)]) -> impl Iterator<Item = PathBuf> {
-    let named = ["XDG_RUNTIME_DIR", "TMPDIR"].into_iter().filter_map(|wanted| {
-        let found = environment.iter().find(|(name, _)| name.as_bytes() == wanted.as_bytes());
-        found.map(|(_, value)| PathBuf::from(value)).filter(|path| path.is_absolute())
-    });
-    named.chain([PathBuf::from("/tmp")]).collect::<Vec<_>>().into_iter()
+    let named = environment.iter().find(|(name, _)| name == "TMPDIR");
+    let named = named.map(|(_, value)| PathBuf::from(value)).filter(|path| path.is_absolute());
+    named.into_iter().chain([PathBuf::from("/tmp")])
 }

@@ -17,7 +17,7 @@ fn watch(job: &str, workers: u32, limits: Limits) -> (ProgressWatch, Vec<PathBuf
     let job = JobId(format!("{}{job}", std::process::id()));
     let workers = LocalWorldSize::new(workers).unwrap();
     let kinds = ChannelKinds { has_recorder: true, has_page: true };
-    let channels = ProgressChannels::open(&[], (&job, Generation(0)), workers, kinds).unwrap();
+    let channels = ProgressChannels::open(None, &[], (&job, Generation(0)), workers, kinds).unwrap();
     let ranks = (0..workers.get()).map(LocalRank);
     let fifos = ranks.clone().map(|rank| channels.files(rank).heartbeat).collect();
     let sockets = ranks.map(|rank| channels.recorder_path(rank).unwrap()).collect();

@@ -175,6 +175,11 @@ impl LogTree {
         }
     }
 
+    /// The base, if it ends with the job.
+    pub(crate) fn temporary(&self) -> Option<&Path> {
+        self.temporary.as_deref()
+    }
+
     fn make_temporary(parent: &Path, name: &str, is_held: bool) -> io::Result<Self> {
         let made = make_unique(parent, TEMPORARY)?;
         let (base, lock) =

@@ -18,7 +18,7 @@ use rankrun_core::device::WorkerDevice;
 use rankrun_core::facts::Facts;
 use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
-use rankrun_core::spec::{LaunchSpec, StdinPolicy};
+use rankrun_core::spec::{LaunchSpec, LogDir, StdinPolicy};
 use rankrun_core::worker_command::{
     GenerationContext, TIMER_FILE, WorkerCommand, WorkerFiles, WorkerHook, hidden_variables, split_entry,
     worker_command, worker_environment,
@@ -48,7 +48,10 @@ impl LaunchPlan<'_> {
         let folder = hook_folder(self.spec, inherited).filter(|_| !is_external);
         let hook = folder
             .map(|folder| WorkerHook { python_path: python_path(&folder, inherited), stacks: String::new() });
-        let progress = file_patterns(inherited, local_rank, self.spec);
+        let is_temporary = matches!(self.spec.logs.dir, LogDir::Temporary(_) | LogDir::ErrorFiles(_));
+        let attempt = self.attempt.as_ref().filter(|_| is_temporary).map(Attempt::folder);
+        let base = attempt.and_then(|attempt| attempt.parent()?.parent());
+        let progress = file_patterns(inherited, local_rank, self.spec, base);
         let timer_file = timer_path(inherited, "*");
         let files = WorkerFiles {
             error_file: error_file.as_deref(),

@@ -106,8 +106,12 @@ impl FolderRequest {
             return None;
         }
         let (kinds, workers) = (ChannelKinds::of(&self.spec), self.spec.workers);
-        let channels =
-            ProgressChannels::open(&self.environment, (&self.job, self.generation), workers, kinds);
+        let base = self.tree.as_ref().and_then(|tree| {
+            let tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
+            tree.temporary().map(Path::to_path_buf)
+        });
+        let start = (&self.job, self.generation);
+        let channels = ProgressChannels::open(base.as_deref(), &self.environment, start, workers, kinds);
         channels.inspect_err(|error| tracing::info!(%error, "workers have no place for heartbeats")).ok()
     }
 
