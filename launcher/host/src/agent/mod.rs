@@ -350,7 +350,11 @@ impl<'a> Agent<'a> {
 
     fn perform_shutdown_action(&mut self, action: Action) -> Option<Input> {
         match action {
-            Action::Finish(outcome) => return self.announce_outcome(outcome),
+            Action::Finish(outcome) => {
+                // Before the temporary folder, in which its channels lie.
+                self.progress_watch = None;
+                return self.announce_outcome(outcome);
+            }
             Action::DrainOutput => return self.drain_output(),
             Action::Notify(notice) => {
                 self.announce(notice.name(), leftovers_text::shutdown_notice(notice));
