@@ -22,7 +22,7 @@ fn waiting(workers: usize) -> &'static str {
 
 #[track_caller]
 fn assert_found_and_restarted(outcome: &Outcome, workers: usize) {
-    let sentence = format!("{} in all_reduce #10; rank 1 made no progress since ", waiting(workers));
+    let sentence = format!("{} in all_reduce #10; rank 1 has made no progress for ", waiting(workers));
     outcome.expect_exit_code(0).expect_stderr(&sentence).expect_stderr(" (step 9): waiting up to 30 s for ");
     assert_eq!(outcome.lines_with("marched rank=").len(), workers, "{outcome}");
     assert!(outcome.lines_with("marched rank=").iter().all(|line| line.ends_with("attempt=1")), "{outcome}");
@@ -63,8 +63,9 @@ fn failure_report_has_hang_as_cause_and_where_workers_stood() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--hang-timeout", "1"]);
     let outcome = launch.worker(["march=sleep,20,5"]).run();
     outcome.expect_exit_code(1);
-    outcome
-        .expect_stderr("failed first: hang: rank 0 waits in all_reduce #10; rank 1 made no progress since ");
+    outcome.expect_stderr(
+        "failed first: hang: rank 0 waits in all_reduce #10; rank 1 has made no progress for ",
+    );
     outcome.expect_stderr("  where workers stood:\n    rank 0: ").expect_stderr("\n    rank 1: sleeps in ");
 }
 
@@ -99,7 +100,7 @@ fn rank_that_evaluates_while_others_wait_gives_one_line() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--hang-timeout", "1"]);
     let outcome = launch.worker(["march=evaluate,20,5"]).run();
     outcome.expect_exit_code(0);
-    let line = "rankrun: rank 1 waits in barrier #10; rank 0 works in section evaluate at step 10 since ";
+    let line = "rankrun: rank 1 waits in barrier #10; rank 0 has worked in section evaluate at step 10 for ";
     assert_eq!(outcome.lines_with(line).len(), 1, "{outcome}");
     outcome.expect_absent("no progress");
 }
@@ -171,5 +172,5 @@ fn recorders_that_lie_or_never_answer_delay_no_restart_and_no_stop() {
     job.signal(Signal::SIGTERM);
     job.ends_within(Duration::from_secs(2));
     let outcome = job.wait();
-    outcome.expect_stderr("ranks 0-2 made no progress since ").expect_stderr(" (step 1): waiting up to ");
+    outcome.expect_stderr("ranks 0-2 have made no progress for ").expect_stderr(" (step 1): waiting up to ");
 }

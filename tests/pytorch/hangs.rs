@@ -50,7 +50,7 @@ fn place(how: &str) -> &'static str {
 fn assert_rank_is_named(how: &str, (workers, limit): (usize, &str)) {
     let outcome = hanging(how, workers, limit).run();
     outcome.expect_stderr(place(how)).expect_stderr(": main (hang.py:");
-    let sentence = format!("{} in all_reduce #10; rank 1 made no progress since ", verb(workers, "wait"));
+    let sentence = format!("{} in all_reduce #10; rank 1 has made no progress for ", verb(workers, "wait"));
     assert_found_and_restarted(&outcome, workers, &sentence);
 }
 
@@ -69,7 +69,7 @@ fn rank_that_hangs_while_others_wait_is_named_and_job_restarts() {
 fn ranks_that_call_different_collectives_are_named() {
     for (workers, limit) in worlds() {
         let all_reduce = verb(workers, "call");
-        let sentence = format!("{all_reduce} all_reduce, rank 1 calls broadcast as #10; no progress since ");
+        let sentence = format!("{all_reduce} all_reduce, rank 1 calls broadcast as #10; no progress for ");
         assert_found_and_restarted(&hanging("desync", workers, limit).run(), workers, &sentence);
     }
 }
@@ -84,7 +84,7 @@ fn ranks_that_call_with_different_sizes_are_named() {
             continue;
         }
         let sentence = format!(
-            "{} all_reduce of 4 elements, rank 1 calls all_reduce of 5 elements as #10; no progress since ",
+            "{} all_reduce of 4 elements, rank 1 calls all_reduce of 5 elements as #10; no progress for ",
             verb(workers, "call")
         );
         assert_found_and_restarted(&outcome, workers, &sentence);
@@ -104,7 +104,7 @@ fn hang_without_hooks_has_steps_alone() {
     let launch =
         Launch::standalone(Name::Rankrun, 2).with_torch().args(["--no-hooks", "--hang-timeout", "3"]);
     let outcome = launch.args([example_source("pytorch/hang.py")]).run();
-    outcome.expect_exit_code(1).expect_stderr("failed first: hang: ranks 0, 1 made no progress since ");
+    outcome.expect_exit_code(1).expect_stderr("failed first: hang: ranks 0, 1 have made no progress for ");
     outcome.expect_stderr(" (step 9); stopped (killed by SIGTERM)\n");
 }
 

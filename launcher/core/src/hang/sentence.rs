@@ -14,7 +14,7 @@ use crate::rank_names::rank_names;
 /// No sentence names more collectives.
 const MAX_WAITS: usize = 4;
 
-/// What the verdict says, such as `ranks 0-2, 4-7 wait in all_reduce #4117; rank 3 made no progress since 92 s`.
+/// What the verdict says, such as `ranks 0-2, 4-7 wait in all_reduce #4117; rank 3 has made no progress for 92 s`.
 #[must_use]
 pub fn sentence(verdict: &Verdict) -> String {
     match verdict {
@@ -31,12 +31,12 @@ fn hang_sentence(hang: &Hang) -> String {
         Activity::Finished => "exited with 0".to_owned(),
         Activity::Unknown => "shows nothing of its progress".to_owned(),
         Activity::Step { section: Some(section), step } => {
-            format!("stays in section {section} at step {step} since {}", seconds(status.since))
+            format!("has been in section {section} at step {step} for {}", seconds(status.since))
         }
         Activity::Step { section: None, step } => {
-            format!("made no progress since {} (step {step})", seconds(status.since))
+            format!("has made no progress for {} (step {step})", seconds(status.since))
         }
-        Activity::Recorded => format!("made no progress since {}", seconds(status.since)),
+        Activity::Recorded => format!("has made no progress for {}", seconds(status.since)),
     });
     let no_rank = match (silent.is_empty(), hang.has_other_nodes) {
         (false, _) => None,
@@ -56,18 +56,13 @@ fn desync_sentence(desync: &Desync) -> String {
     };
     let calls: Vec<String> = desync.calls.iter().map(call).collect();
     let group = group_text(&desync.group);
-    format!(
-        "{} as #{}{group}; no progress since {}",
-        calls.join(", "),
-        desync.sequence,
-        seconds(desync.since)
-    )
+    format!("{} as #{}{group}; no progress for {}", calls.join(", "), desync.sequence, seconds(desync.since))
 }
 
 fn straggler_sentence(straggler: &Straggler) -> String {
     let working = status_parts(&straggler.working, |status| match &status.activity {
         Activity::Step { section: Some(section), step } => {
-            format!("works in section {section} at step {step} since {}", seconds(status.since))
+            format!("has worked in section {section} at step {step} for {}", seconds(status.since))
         }
         Activity::Step { section: None, step } => format!("works at step {step}"),
         Activity::Recorded | Activity::Unknown | Activity::Finished => "works".to_owned(),
@@ -106,7 +101,13 @@ fn status_parts(ranks: &[RankStatus], text: impl Fn(&RankStatus) -> String) -> V
 
 /// The verbs of one rank, for several.
 fn join(ranks: &BTreeSet<Rank>, text: &str) -> String {
-    let singular = [("works", "work"), ("stays", "stay"), ("shows nothing of its", "show nothing of their")];
+    let singular = [
+        ("works", "work"),
+        ("has made", "have made"),
+        ("has been", "have been"),
+        ("has worked", "have worked"),
+        ("shows nothing of its", "show nothing of their"),
+    ];
     let plural = singular.iter().find_map(|(one, many)| Some(format!("{many}{}", text.strip_prefix(one)?)));
     let text = plural.filter(|_| ranks.len() > 1).unwrap_or_else(|| text.to_owned());
     format!("{} {text}", names(ranks))

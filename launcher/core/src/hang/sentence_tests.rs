@@ -36,7 +36,7 @@ fn of_recorded(scenario: &str) -> String {
 fn recorded_hang_names_waiting_and_missing_ranks() {
     assert_eq!(
         of_recorded("missing"),
-        "ranks 0, 1 wait in all_reduce #5; rank 2 made no progress since 92 s"
+        "ranks 0, 1 wait in all_reduce #5; rank 2 has made no progress for 92 s"
     );
 }
 
@@ -44,7 +44,7 @@ fn recorded_hang_names_waiting_and_missing_ranks() {
 fn recorded_hang_in_subgroup_names_ranks_outside_of_it_last() {
     assert_eq!(
         of_recorded("subgroup"),
-        "rank 0 waits in all_reduce #2; ranks 1, 2 made no progress since 92 s"
+        "rank 0 waits in all_reduce #2; ranks 1, 2 have made no progress for 92 s"
     );
 }
 
@@ -52,12 +52,12 @@ fn recorded_hang_in_subgroup_names_ranks_outside_of_it_last() {
 fn recorded_desync_names_both_collectives() {
     assert_eq!(
         of_recorded("names"),
-        "ranks 0, 2 call all_reduce, rank 1 calls broadcast as #5; no progress since 92 s"
+        "ranks 0, 2 call all_reduce, rank 1 calls broadcast as #5; no progress for 92 s"
     );
     assert_eq!(
         of_recorded("sizes"),
         "ranks 0, 2 call all_reduce of 4 elements, rank 1 calls all_reduce of 5 elements as #5; no progress \
-         since 92 s"
+         for 92 s"
     );
 }
 
@@ -75,7 +75,7 @@ fn hang_without_recorder_has_steps_and_sections() {
     ranks[2].record_heartbeat(heartbeat("7 section=checkpoint limit=30"), started);
     assert_eq!(
         sentence(&judge(&ranks, started + Duration::from_secs(700), &LIMITS)),
-        "ranks 0, 1 made no progress since 11 min (step 7); rank 2 stays in section checkpoint at step 7 since \
+        "ranks 0, 1 have made no progress for 11 min (step 7); rank 2 has been in section checkpoint at step 7 for \
          11 min; rank 3 shows nothing of its progress"
     );
 }
@@ -90,7 +90,7 @@ fn straggler_is_named_with_its_section() {
     ranks[2].record_heartbeat(heartbeat("90 section=evaluate limit=600"), started);
     assert_eq!(
         sentence(&judge(&ranks, started + Duration::from_secs(92), &LIMITS)),
-        "ranks 0, 1 wait in all_reduce #5; rank 2 works in section evaluate at step 90 since 92 s"
+        "ranks 0, 1 wait in all_reduce #5; rank 2 has worked in section evaluate at step 90 for 92 s"
     );
     ranks[2].record_heartbeat(heartbeat("91"), started + Duration::from_secs(90));
     assert_eq!(
