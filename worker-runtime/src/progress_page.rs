@@ -1,5 +1,5 @@
-//! The worker's side of the progress page: each group marks its collectives in memory that the launcher reads. A mark is
-//! two stores and never waits, so it is always on.
+//! The worker's side of the progress page: each group marks its calls in memory that the launcher reads. A mark is
+//! a few loads and stores and never waits, so it is always on.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -8,8 +8,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rankrun_contract::progress_page::{PAGE_BYTES, SLOT_WORDS, SLOTS, name_words, slot_flags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rankrun_contract::progress_page::{
+    MESSAGE, OPERATION_MASK, PAGE_BYTES, SLOT_WORDS, SLOTS, name_words, slot_flags,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::process_group::Operation;
 
@@ -24,17 +26,54 @@ pub(crate) struct ProgressPage(Option<Arc<Mapping>>);
 
 #[derive(Debug)]
 struct Mapping {
-    /// A forked child has a copy of this value and must not free a slot.
-    owner: rustix::process::Pid,
-    words: NonNull<[AtomicU64; WORDS]>,
+    /// A word that the kernel clears in a forked child, which has a copy of this value and must not write to the page.
+    owner: Mapped<AtomicU64>,
+    words: Mapped<[AtomicU64; WORDS]>,
 }
 
-// SAFETY: the mapping belongs to no thread, and only atomics in it are referenced.
+/// A mapping that holds one value, which begins it.
+#[derive(Debug)]
+struct Mapped<T>(NonNull<T>);
+
+// SAFETY: the mapping belongs to no thread, and the value in it is shared alone.
 #[expect(unsafe_code, reason = "a raw pointer to a mapping that this value owns")]
-unsafe impl Send for Mapping {}
+unsafe impl<T: Sync> Send for Mapped<T> {}
 // SAFETY: as above.
 #[expect(unsafe_code, reason = "a raw pointer to a mapping that this value owns")]
-unsafe impl Sync for Mapping {}
+unsafe impl<T: Sync> Sync for Mapped<T> {}
+
+impl<T> Mapped<T> {
+    fn get(&self) -> &T {
+        // SAFETY: the mapping has this size, is aligned to a page, and lasts as long as this value.
+        #[expect(unsafe_code, reason = "a value in a mapping")]
+        unsafe {
+            self.0.as_ref()
+        }
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: no reference into the mapping outlives this value.
+        #[expect(unsafe_code, reason = "unmaps what was mapped")]
+        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), size_of::<T>()) };
+    }
+}
+
+/// A word that is 1 in this process and 0 in a child. Before Linux 4.14 it is 1 there too.
+fn map_owner() -> Option<Mapped<AtomicU64>> {
+    let (protection, length) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<AtomicU64>());
+    // SAFETY: a new mapping at a place of the kernel's choice; zeros are a word.
+    #[expect(unsafe_code, reason = "maps memory of its own")]
+    let address =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE) };
+    let owner = Mapped(NonNull::new(address.ok()?.cast::<AtomicU64>())?);
+    // SAFETY: the advice is about this mapping alone, and changes it in children only.
+    #[expect(unsafe_code, reason = "the advice changes what a child finds")]
+    let _ = unsafe { rustix::mm::madvise(owner.0.as_ptr().cast(), length, Advice::LinuxWipeOnFork) };
+    owner.get().store(1, Ordering::Relaxed);
+    Some(owner)
+}
 
 impl ProgressPage {
     /// Maps the file. Without one a program runs as before.
@@ -67,21 +106,21 @@ impl Mapping {
         #[expect(unsafe_code, reason = "maps shared memory")]
         let address =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, &file, 0) };
-        let words = NonNull::new(address.ok()?.cast())?;
-        Some(Self { owner: rustix::process::getpid(), words })
+        let words = Mapped(NonNull::new(address.ok()?.cast())?);
+        Some(Self { owner: map_owner()?, words })
     }
 
-    fn words(&self) -> &[AtomicU64; WORDS] {
-        // SAFETY: the mapping has this size, is aligned to a page, and lasts as long as this value.
-        #[expect(unsafe_code, reason = "atomics in shared memory")]
-        unsafe {
-            self.words.as_ref()
-        }
+    /// False in a forked child.
+    fn is_owner(&self) -> bool {
+        self.owner.get().load(Ordering::Relaxed) != 0
     }
 
     /// The first word of a slot that was free.
     fn take_slot(&self, name: &str, is_world: bool) -> Option<usize> {
-        let words = self.words();
+        if !self.is_owner() {
+            return None;
+        }
+        let words = self.words.get();
         let is_taken = |first: &usize| {
             words[*first].compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
@@ -95,14 +134,6 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: no reference into the mapping outlives this value.
-        #[expect(unsafe_code, reason = "unmaps what was mapped")]
-        let _ = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), PAGE_BYTES) };
-    }
-}
-
 /// The slot of one group.
 #[derive(Debug)]
 struct Slot {
@@ -112,19 +143,19 @@ struct Slot {
 
 impl Slot {
     fn word(&self, index: usize) -> &AtomicU64 {
-        &self.page.words()[self.first_word + index]
+        &self.page.words.get()[self.first_word + index]
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if self.page.owner == rustix::process::getpid() {
+        if self.page.is_owner() {
             self.word(0).store(0, Ordering::Release);
         }
     }
 }
 
-/// Marks the collectives of one group.
+/// Marks the calls of one group.
 #[derive(Debug, Default)]
 pub(crate) struct CollectiveMarks {
     slot: Option<Slot>,
@@ -134,24 +165,33 @@ pub(crate) struct CollectiveMarks {
 }
 
 impl CollectiveMarks {
-    /// The group calls this operation. Messages between two ranks are not marked.
+    /// The slot, in the process that has it.
+    fn own_slot(&self) -> Option<&Slot> {
+        self.slot.as_ref().filter(|slot| slot.page.is_owner())
+    }
+
+    /// The group calls this operation. Of messages between two ranks only the number is marked.
     pub(crate) fn begin(&self, operation: Operation) {
-        if let Some(slot) = &self.slot
-            && let Some(code) = operation_code(operation)
-        {
-            slot.word(3).store(code, Ordering::Relaxed);
-            // One thread calls the operations of a group.
+        let Some(slot) = self.own_slot() else { return };
+        // One thread calls the operations of a group.
+        let last = slot.word(3).load(Ordering::Relaxed);
+        if let Some(code) = operation_code(operation) {
+            slot.word(3).store(last & !OPERATION_MASK | code, Ordering::Relaxed);
             slot.word(1).store(slot.word(2).load(Ordering::Relaxed) + 1, Ordering::Release);
+        } else if is_message(operation) {
+            slot.word(3).store(last.wrapping_add(MESSAGE), Ordering::Release);
         }
     }
 
     /// The last one is over. One that has failed counts as not called.
     pub(crate) fn end(&self, operation: Operation, is_done: bool) {
-        if let Some(slot) = &self.slot
-            && operation_code(operation).is_some()
-        {
+        let Some(slot) = self.own_slot() else { return };
+        if operation_code(operation).is_some() {
             let (from, to) = if is_done { (1, 2) } else { (2, 1) };
             slot.word(to).store(slot.word(from).load(Ordering::Relaxed), Ordering::Release);
+        } else if is_message(operation) {
+            let last = slot.word(3).load(Ordering::Relaxed);
+            slot.word(3).store(last.wrapping_add(MESSAGE), Ordering::Release);
         }
     }
 
@@ -179,9 +219,15 @@ const fn operation_code(operation: Operation) -> Option<u64> {
     })
 }
 
+const fn is_message(operation: Operation) -> bool {
+    matches!(operation, Operation::Send | Operation::Receive)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
     use rankrun_contract::progress_page::{GroupSlot, OPERATIONS, parse_page};
 
     /// A page in a file of this name, and what a launcher reads of it.
@@ -220,6 +266,45 @@ mod tests {
         assert_eq!(counts(&read()), [("default/1/5", 1, 0, "gather")]);
         let _again = page.marks("again", true);
         assert_eq!(counts(&read())[0], ("again", 0, 0, "barrier"));
+    }
+
+    #[test]
+    fn begin_and_end_of_message_are_counted() {
+        let (page, read) = page("messages");
+        let marks = page.marks("default", true);
+        marks.begin(Operation::AllReduce);
+        marks.end(Operation::AllReduce, true);
+        let counted: Vec<u64> = [Operation::Send, Operation::Receive]
+            .into_iter()
+            .flat_map(|operation| {
+                marks.begin(operation);
+                let begun = read()[0].messages;
+                marks.end(operation, true);
+                [begun, read()[0].messages]
+            })
+            .collect();
+        assert_eq!(counted, [1, 2, 3, 4]);
+        assert_eq!(counts(&read()), [("default", 1, 1, "all_reduce")]);
+        marks.begin(Operation::Barrier);
+        assert_eq!((read()[0].messages, read()[0].operation), (4, "barrier"));
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "the child calls nothing but marks and _exit")]
+    fn forked_child_writes_nothing() {
+        let (page, read) = page("forked");
+        let marks = page.marks("default", true);
+        marks.begin(Operation::AllReduce);
+        // SAFETY: the child allocates nothing and ends by _exit.
+        let ForkResult::Parent { child } = unsafe { fork() }.unwrap() else {
+            marks.end(Operation::AllReduce, true);
+            marks.begin(Operation::Barrier);
+            drop(marks.slot);
+            // SAFETY: the child ends here, without any handler of this process.
+            unsafe { nix::libc::_exit(0) }
+        };
+        assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        assert_eq!(counts(&read()), [("default", 1, 0, "all_reduce")]);
     }
 
     #[test]

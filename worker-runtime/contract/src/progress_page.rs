@@ -7,7 +7,8 @@
 //! word 0   0 for a free slot; else 1, and 2 more for the group of all ranks
 //! word 1   the collectives that the worker has called
 //! word 2   those that are over
-//! word 3   the last one that was called, as an index of `OPERATIONS`
+//! word 3   in its low byte the last one that was called, as an index of `OPERATIONS`; above it how often a send or a
+//!          receive has begun or ended
 //! word 4…  the name of the group, padded with zeros
 //! ```
 
@@ -35,6 +36,10 @@ pub const NAME_WORD: usize = 4;
 /// Words of the name.
 pub const NAME_WORDS: usize = SLOT_WORDS - NAME_WORD;
 const NAME_BYTES: usize = NAME_WORDS * 8;
+/// In word 3: one send or receive that begins or ends.
+pub const MESSAGE: u64 = 1 << 8;
+/// In word 3: the index of the last collective.
+pub const OPERATION_MASK: u64 = MESSAGE - 1;
 const USED: u64 = 1;
 const WORLD: u64 = 2;
 
@@ -51,6 +56,8 @@ pub struct GroupSlot {
     pub finished: u64,
     /// The last one that was called.
     pub operation: &'static str,
+    /// How often a send or a receive has begun or ended.
+    pub messages: u64,
 }
 
 /// Word 0 of a used slot.
@@ -80,12 +87,15 @@ pub fn parse_page(page: &[u8]) -> Vec<GroupSlot> {
 fn parse_slot(bytes: &[u8; SLOT_WORDS * 8]) -> Option<GroupSlot> {
     let word = |index: usize| bytes.as_chunks::<8>().0.get(index).map(|word| u64::from_ne_bytes(*word));
     let (flags, called, finished) = (word(0)?, word(1)?, word(2)?);
-    let operation = OPERATIONS.get(usize::try_from(word(3)?).ok()?)?;
+    let last = word(3)?;
+    let operation = OPERATIONS.get(usize::try_from(last & OPERATION_MASK).ok()?)?;
     let is_sound = matches!(flags, USED | 3) && finished <= called && called - finished <= 1;
     let name = bytes.get(NAME_WORD * 8..)?;
     let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     let name = String::from_utf8_lossy(&name[..length]).into_owned();
-    is_sound.then_some(GroupSlot { name, is_world: flags & WORLD != 0, called, finished, operation })
+    let messages = last / MESSAGE;
+    let is_world = flags & WORLD != 0;
+    is_sound.then_some(GroupSlot { name, is_world, called, finished, operation, messages })
 }
 
 #[cfg(test)]
@@ -102,19 +112,21 @@ mod tests {
         let page = [
             slot([slot_flags(true), 7, 6, 2], "default"),
             slot([0, 7, 6, 2], "free"),
-            slot([slot_flags(false), 3, 3, 0], "default/1/0"),
+            slot([slot_flags(false), 3, 3, 5 * MESSAGE], "default/1/0"),
         ]
         .concat();
-        let group = |name: &str, is_world, called, finished, operation| GroupSlot {
-            name: name.to_owned(),
-            is_world,
-            called,
-            finished,
-            operation,
+        let world = GroupSlot {
+            name: "default".to_owned(),
+            is_world: true,
+            called: 7,
+            finished: 6,
+            operation: "all_reduce",
+            messages: 0,
         };
-        let expected =
-            [group("default", true, 7, 6, "all_reduce"), group("default/1/0", false, 3, 3, "barrier")];
-        assert_eq!(parse_page(&page), expected);
+        let name = "default/1/0".to_owned();
+        let sub =
+            GroupSlot { name, is_world: false, called: 3, finished: 3, operation: "barrier", messages: 5 };
+        assert_eq!(parse_page(&page), [world, sub]);
     }
 
     #[test]

@@ -19,6 +19,15 @@ pub struct Collective {
     pub elements: Option<u64>,
 }
 
+/// Sends and receives of one rank in one group. They show progress, and never a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MessageCounts {
+    /// The number of the last one that was called.
+    pub called: u64,
+    /// Those that are over, as far as the recorder still lists them.
+    pub finished: u64,
+}
+
 /// What one rank has done in one process group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GroupActivity {
@@ -32,6 +41,7 @@ pub struct GroupActivity {
     pub enqueued: u64,
     /// Sequence number of the last collective that is over; 0 before the first.
     pub completed: u64,
+    pub messages: MessageCounts,
     /// The last collectives, in ascending order of their sequence numbers, each once.
     pub recent: Vec<Collective>,
 }
@@ -64,7 +74,9 @@ pub fn groups_of_page(page: &[u8]) -> Groups {
             members: None,
             enqueued: slot.called,
             completed: slot.finished,
-            recent: if slot.called > 0 { vec![last] } else { Vec::new() },
+            messages: MessageCounts { called: slot.messages, finished: 0 },
+            // A collective that is over tells nothing of the next one, which another rank may wait in.
+            recent: if slot.called > slot.finished { vec![last] } else { Vec::new() },
         };
         (slot.name, activity)
     };
@@ -86,7 +98,7 @@ pub struct RankEvidence {
     pub last_heartbeat: Option<ReceivedHeartbeat>,
     /// The longest time between two heartbeats outside of sections.
     pub largest_gap: Duration,
-    /// The groups that the flight recorder lists; `None` if it has not answered.
+    /// The groups that the flight recorder or the progress page lists; `None` if there is no answer to rely on.
     pub groups: Option<Groups>,
     /// The last time at which any source showed something new; before that, the start of the rank.
     pub last_progress: Instant,
@@ -118,23 +130,28 @@ impl RankEvidence {
         self.last_progress = self.last_progress.max(at);
     }
 
-    /// Records an answer of the flight recorder. It is progress if a count has moved.
+    /// Records an answer of the flight recorder or a progress page. It is progress if a count has moved.
     pub fn record_groups(&mut self, groups: Groups, at: Instant) {
-        let counts = |groups: &Groups| -> Vec<(String, u64, u64)> {
-            groups.iter().map(|(name, it)| (name.clone(), it.enqueued, it.completed)).collect()
+        let counts = |groups: &Groups| -> Vec<(String, u64, u64, MessageCounts)> {
+            groups.iter().map(|(name, it)| (name.clone(), it.enqueued, it.completed, it.messages)).collect()
         };
-        if self.groups.as_ref().is_none_or(|before| counts(before) != counts(&groups)) {
+        let has_moved = |before: &Groups| counts(before) != counts(&groups);
+        if self.groups.as_ref().map_or(!groups.is_empty(), has_moved) {
             self.last_progress = self.last_progress.max(at);
         }
         self.groups = Some(groups);
     }
 
-    /// The job was suspended for this long: the time does not count.
-    pub fn add_suspended_time(&mut self, lasted: Duration) {
-        self.started += lasted;
-        self.last_progress += lasted;
-        if let Some(last) = &mut self.last_heartbeat {
-            last.at += lasted;
+    /// The flight recorder does not answer as before: what it said last may be old.
+    pub fn forget_groups(&mut self) {
+        self.groups = None;
+    }
+
+    /// The job stood still for this long until `now`: the time does not count.
+    pub fn add_suspended_time(&mut self, lasted: Duration, now: Instant) {
+        let last_heartbeat = self.last_heartbeat.as_mut().map(|last| &mut last.at);
+        for time in [&mut self.started, &mut self.last_progress].into_iter().chain(last_heartbeat) {
+            *time = (*time + lasted).min(now).max(*time);
         }
     }
 
@@ -148,7 +165,23 @@ impl RankEvidence {
         self.groups.as_ref()?.get(name)
     }
 
-    pub(super) const fn has_evidence(&self) -> bool {
-        self.last_heartbeat.is_some() || self.groups.is_some()
+    /// Its recorder or page lists a group now.
+    #[must_use]
+    pub fn has_groups(&self) -> bool {
+        self.groups.as_ref().is_some_and(|groups| !groups.is_empty())
+    }
+
+    /// It shows something of its progress, or has done so.
+    #[must_use]
+    pub fn has_evidence(&self) -> bool {
+        self.last_heartbeat.is_some() || self.has_groups() || self.has_progressed()
+    }
+
+    pub(super) fn has_progressed(&self) -> bool {
+        self.last_progress > self.started
     }
 }
+
+#[cfg(test)]
+#[path = "evidence_tests.rs"]
+mod tests;

@@ -2,14 +2,15 @@
 //!
 //! The fields are those of the recorder's format 2.10. A field that is missing has no meaning here; a count that is
 //! missing is 0. gloo leaves `state` at `scheduled`, so `retired` says whether a collective is over. gloo's `pg_config`
-//! has only the last group, without a name.
+//! has only the last group, without a name. gloo's `last_completed_collective` may stay behind for ever, although all
+//! collectives are retired: two threads write it. So it proves no wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rankrun_contract::rank::Rank;
 use serde::Deserialize;
 
-use crate::hang::evidence::{Collective, GroupActivity, Groups};
+use crate::hang::evidence::{Collective, GroupActivity, Groups, MessageCounts};
 
 /// No answer is longer, in bytes. 2,000 collectives are about 1 MiB.
 pub const MAX_TRACE: usize = 16 << 20;
@@ -51,6 +52,8 @@ struct RecordedCall {
     pg_id: u64,
     collective_seq_id: u64,
     #[serde(default)]
+    op_id: u64,
+    #[serde(default)]
     profiling_name: String,
     #[serde(default)]
     input_sizes: Vec<Vec<u64>>,
@@ -70,8 +73,15 @@ struct GroupConfig {
 struct GroupStatus {
     #[serde(default)]
     last_enqueued_collective: Count,
-    #[serde(default)]
-    last_completed_collective: Count,
+}
+
+/// A group of the entries, before its counts are known.
+#[derive(Default)]
+struct RecordedGroup {
+    name: String,
+    activity: GroupActivity,
+    /// The lowest collective that is not over.
+    first_pending: Option<u64>,
 }
 
 /// A count as number or as text; -1 before the first.
@@ -104,36 +114,21 @@ pub fn parse_trace(text: &[u8]) -> Result<Groups, TraceError> {
         return Err(TraceError::TooLong(text.len()));
     }
     let trace: Trace = serde_json::from_slice(text)?;
-    let mut groups = Groups::new();
-    let mut names_of_ids = BTreeMap::new();
-    for entry in trace.entries {
-        let name = entry.process_group.first().map_or_else(String::new, |name| cut(name));
-        names_of_ids.entry(entry.pg_id).or_insert_with(|| name.clone());
-        if entry.is_p2p || (!groups.contains_key(&name) && groups.len() >= MAX_GROUPS) {
-            continue;
-        }
-        let group = groups.entry(name).or_default();
-        let description = entry.process_group.get(1).map_or("", String::as_str);
-        group.is_world |= description == DEFAULT_GROUP;
-        if ![DEFAULT_GROUP, NO_DESCRIPTION].contains(&description) {
-            group.description = cut(description);
-        }
-        if entry.retired {
-            group.completed = group.completed.max(entry.collective_seq_id);
-        }
-        group.enqueued = group.enqueued.max(entry.collective_seq_id);
-        push_recent(group, &entry);
+    let mut recorded: BTreeMap<u64, RecordedGroup> = BTreeMap::new();
+    for entry in &trace.entries {
+        recorded.entry(entry.pg_id).or_default().record(entry);
     }
-    for (id, status) in trace.pg_status {
-        let name =
-            id.parse().ok().and_then(|id: u64| names_of_ids.get(&id).cloned()).unwrap_or_else(|| cut(&id));
-        if !groups.contains_key(&name) && groups.len() >= MAX_GROUPS {
-            continue;
+    for (id, status) in &trace.pg_status {
+        // The ring may have dropped all entries of a group. Its name is not known then.
+        let Ok(id) = id.parse::<u64>() else { continue };
+        if let Some(group) = recorded.get_mut(&id) {
+            group.record_status(status);
         }
-        let group = groups.entry(name).or_default();
-        // The status has the exact counts; the entries may be those of the pending collectives alone.
-        group.enqueued = group.enqueued.max(status.last_enqueued_collective.value());
-        group.completed = status.last_completed_collective.value().min(group.enqueued);
+    }
+    // In ascending order of ids: a group that was made anew with the same name replaces the old one.
+    let mut groups: Groups = recorded.into_values().map(RecordedGroup::into_named).collect();
+    while groups.len() > MAX_GROUPS {
+        groups.pop_last();
     }
     for (name, config) in &trace.pg_config {
         if let Some(group) = groups.get_mut(name) {
@@ -141,6 +136,46 @@ pub fn parse_trace(text: &[u8]) -> Result<Groups, TraceError> {
         }
     }
     Ok(groups)
+}
+
+impl RecordedGroup {
+    fn record(&mut self, entry: &RecordedCall) {
+        let name = entry.process_group.first().map_or("", String::as_str);
+        if self.name.is_empty() {
+            self.name = cut(name);
+        }
+        let description = entry.process_group.get(1).map_or("", String::as_str);
+        let group = &mut self.activity;
+        group.is_world |= description == DEFAULT_GROUP;
+        if ![DEFAULT_GROUP, NO_DESCRIPTION].contains(&description) {
+            group.description = cut(description);
+        }
+        if entry.is_p2p {
+            let MessageCounts { called, finished } = &mut group.messages;
+            *called = entry.op_id.max(*called);
+            *finished += u64::from(entry.retired);
+            return;
+        }
+        let sequence = entry.collective_seq_id;
+        if !entry.retired {
+            self.first_pending = Some(self.first_pending.map_or(sequence, |first| first.min(sequence)));
+        }
+        group.enqueued = group.enqueued.max(sequence);
+        push_recent(group, entry);
+    }
+
+    /// What the status tells of a group whose entries are messages alone.
+    fn record_status(&mut self, status: &GroupStatus) {
+        if self.activity.recent.is_empty() {
+            self.activity.enqueued = status.last_enqueued_collective.value();
+        }
+    }
+
+    fn into_named(mut self) -> (String, GroupActivity) {
+        let enqueued = self.activity.enqueued;
+        self.activity.completed = self.first_pending.map_or(enqueued, |first| first.saturating_sub(1));
+        (self.name, self.activity)
+    }
 }
 
 /// Coalesced calls share a number: the first one stands for them.
@@ -198,13 +233,66 @@ mod tests {
     fn members_are_read_where_group_is_named() {
         let text = br#"{"entries": [{"process_group": ["7", "dp"], "pg_id": 3, "collective_seq_id": 2,
             "profiling_name": "nccl:all_reduce", "input_sizes": [[2, 3], [4]], "retired": false}],
-            "pg_config": {"7": {"ranks": "[1, 5]"}},
-            "pg_status": {"3": {"last_enqueued_collective": 2, "last_completed_collective": -1}}}"#;
+            "pg_config": {"7": {"ranks": "[1, 5]"}}}"#;
         let groups = parse_trace(text).unwrap();
         let group = &groups["7"];
         assert_eq!(group.members, Some([Rank(1), Rank(5)].into()));
-        assert_eq!((group.description.as_str(), group.pending()), ("dp", Some(1)));
+        assert_eq!((group.description.as_str(), group.pending()), ("dp", Some(2)));
         assert_eq!(group.collective(2).unwrap().elements, Some(10));
+    }
+
+    /// An entry of the group with this id and name: a collective, or a message between two ranks.
+    fn entry((id, name): (u64, &str), number: u64, is_p2p: bool, retired: bool) -> String {
+        format!(
+            r#"{{"process_group": ["{name}", "default_pg"], "pg_id": {id}, "collective_seq_id": {number},
+                "op_id": {number}, "profiling_name": "gloo:all_reduce", "is_p2p": {is_p2p}, "retired": {retired}}}"#
+        )
+    }
+
+    fn groups_of(entries: &[String], status: &str) -> Groups {
+        let text = format!(r#"{{"entries": [{}], "pg_status": {{{status}}}}}"#, entries.join(","));
+        parse_trace(text.as_bytes()).unwrap()
+    }
+
+    /// As a gloo job answers whose threads write the last completed collective in the wrong order.
+    #[test]
+    fn status_that_stays_behind_retired_entries_is_no_wait() {
+        let entries: Vec<String> = (1..=40).map(|number| entry((0, "0"), number, false, true)).collect();
+        let status = r#""0": {"last_enqueued_collective": "40", "last_completed_collective": "38"}"#;
+        let group = &groups_of(&entries, status)["0"];
+        assert_eq!((group.enqueued, group.completed, group.pending()), (40, 40, None));
+    }
+
+    #[test]
+    fn lowest_entry_that_is_not_retired_is_pending() {
+        let entries = [(7, true), (8, false), (9, true), (10, false)];
+        let entries = entries.map(|(number, retired)| entry((0, "0"), number, false, retired));
+        let status = r#""0": {"last_enqueued_collective": "10", "last_completed_collective": "9"}"#;
+        assert_eq!(groups_of(&entries, status)["0"].pending(), Some(8));
+    }
+
+    #[test]
+    fn status_of_group_without_entries_is_skipped() {
+        let status = r#""1": {"last_enqueued_collective": "3", "last_completed_collective": "-1"}"#;
+        let groups = groups_of(&[entry((2, "5"), 9, false, true)], status);
+        assert_eq!(groups.into_keys().collect::<Vec<_>>(), ["5"]);
+    }
+
+    #[test]
+    fn group_made_anew_replaces_old_one_of_its_name() {
+        let old = (1..=20).map(|number| entry((0, "0"), number, false, number < 20));
+        let new = (1..=3).map(|number| entry((1, "0"), number, false, true));
+        let group = &groups_of(&old.chain(new).collect::<Vec<_>>(), "")["0"];
+        assert_eq!((group.enqueued, group.pending()), (3, None));
+    }
+
+    #[test]
+    fn messages_are_counted_and_never_pending() {
+        let status = r#""0": {"last_enqueued_collective": "4", "last_completed_collective": "3"}"#;
+        let entries = [entry((0, "0"), 5, true, true), entry((0, "0"), 6, true, false)];
+        let group = &groups_of(&entries, status)["0"];
+        assert_eq!(group.messages, MessageCounts { called: 6, finished: 1 });
+        assert_eq!((group.enqueued, group.pending(), group.recent.len()), (4, None, 0));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One line of a heartbeat: `STEP [section=NAME] [limit=SECONDS] [KEY=VALUE…]`.
 //!
-//! A program writes it to the socket in `RANKRUN_HEARTBEAT` after each step. A section is a part that takes longer
+//! A program writes it to the FIFO in `RANKRUN_HEARTBEAT` after each step. A section is a part that takes longer
 //! than a step, such as a checkpoint; it lasts until the next heartbeat.
 
 use std::time::Duration;

@@ -81,6 +81,18 @@ fn hang_without_recorder_has_steps_and_sections() {
 }
 
 #[test]
+fn rank_whose_recorder_lists_no_collective_says_so() {
+    let started = Instant::now();
+    let mut ranks = ranks(3, started);
+    ranks[0].record_groups(parse_trace(trace("missing", 0)).unwrap(), started);
+    ranks[1].record_groups(parse_trace(b"{}").unwrap(), started);
+    assert_eq!(
+        sentence(&judge(&ranks, started + Duration::from_secs(92), &LIMITS)),
+        "rank 0 waits in all_reduce #5; rank 1 has called no collective yet; rank 2 shows nothing of its progress"
+    );
+}
+
+#[test]
 fn straggler_is_named_with_its_section() {
     let started = Instant::now();
     let mut ranks = ranks(3, started);

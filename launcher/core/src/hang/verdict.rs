@@ -107,6 +107,8 @@ pub enum Activity {
     Step { step: u64, section: Option<String> },
     /// It sends no heartbeats, and its flight recorder answers.
     Recorded,
+    /// Its flight recorder answers without any collective.
+    NoCollective,
     /// It shows nothing.
     Unknown,
 }
@@ -252,7 +254,8 @@ fn status(it: &RankEvidence, now: Instant) -> RankStatus {
     let activity = match heartbeat {
         _ if it.is_finished => Activity::Finished,
         Some(step) => step,
-        None if it.groups.is_some() => Activity::Recorded,
+        None if it.groups.is_some() && (it.has_groups() || it.has_progressed()) => Activity::Recorded,
+        None if it.groups.is_some() => Activity::NoCollective,
         None => Activity::Unknown,
     };
     RankStatus { rank: it.rank, activity, since: now.saturating_duration_since(it.last_progress) }

@@ -168,7 +168,7 @@ fn suspended_time_does_not_count() {
     let started = Instant::now();
     let mut rank = RankEvidence::new(Rank(0), started);
     rank.record_heartbeat(heartbeat(1, None), started);
-    rank.add_suspended_time(LIMIT);
+    rank.add_suspended_time(LIMIT, started + LIMIT);
     assert_eq!(judge(&[rank.clone()], started + LIMIT, &LIMITS), Verdict::Progress);
     assert!(matches!(judge(&[rank], started + 2 * LIMIT, &LIMITS), Verdict::Hang(_)));
 }

@@ -20,6 +20,10 @@ use rankrun_core::agent::message::{Input, JudgedHang};
 use rankrun_core::hang::verdict::{DEFAULT_FIRST_STEP, Limits, Verdict};
 use rankrun_core::stacks::WorkerStacks;
 
+/// What the user learns where `--hang-timeout` has nothing to compare with the clock.
+const NO_EVIDENCE: &str = "`--hang-timeout` finds nothing to watch: no worker has sent a heartbeat or shown a collective; \
+                           write a line to the FIFO in `RANKRUN_HEARTBEAT` after each step";
+
 /// A hang, and the call that takes the stacks of the workers.
 #[derive(Debug)]
 pub(super) struct PendingHang {
@@ -44,9 +48,13 @@ impl Agent<'_> {
             first_step: times.first_step.unwrap_or(DEFAULT_FIRST_STEP),
             has_other_nodes: round.nodes > NodeCount::ONE,
         };
-        self.progress_watch = ProgressWatch::start(channels, round.base_rank, limits)
-            .inspect_err(|error| tracing::warn!(%error, "the workers' progress is not watched"))
-            .ok();
+        match ProgressWatch::start(channels, round.base_rank, limits) {
+            Ok(watch) => self.progress_watch = Some(watch),
+            Err((error, channels)) => {
+                tracing::warn!(%error, "the workers' progress is not watched");
+                self.unwatched_channels = Some(channels);
+            }
+        }
     }
 
     /// What the thread has found since the last call.
@@ -65,7 +73,16 @@ impl Agent<'_> {
                 self.announce("bad_heartbeat", &format!("a heartbeat of rank {rank} is ignored: {error}"));
                 None
             }
+            ProgressReport::NoEvidence => {
+                self.announce("no_evidence", NO_EVIDENCE);
+                None
+            }
+            ProgressReport::Cleared => {
+                self.pending_hang = None;
+                None
+            }
             ProgressReport::Judged(verdict) => {
+                self.pending_hang = None;
                 let judged = self.judged_hang(verdict)?;
                 let has_stacks =
                     !matches!(judged.verdict, Verdict::Straggler(_)) && self.start_hang_stacks(&judged);

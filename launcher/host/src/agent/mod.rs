@@ -54,6 +54,7 @@ use crate::agent::stack_watch::StackWatch;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::error::LaunchError;
+use crate::hang::channels::ProgressChannels;
 use crate::hang::file_timer::FileTimerServer;
 use crate::hang::progress_watch::ProgressWatch;
 use crate::logs::Drained;
@@ -164,6 +165,8 @@ struct Agent<'a> {
     progress_probe: Option<ProgressProbe>,
     /// Watches the progress of the running generation.
     progress_watch: Option<ProgressWatch>,
+    /// Of workers whose thread could not be started: they have the names of these files.
+    unwatched_channels: Option<ProgressChannels>,
     /// A verdict, while the stacks of the workers are taken.
     pending_hang: Option<PendingHang>,
     /// Answers to actions that were there at once.
@@ -209,6 +212,7 @@ impl<'a> Agent<'a> {
             device_check: None,
             progress_probe: None,
             progress_watch: None,
+            unwatched_channels: None,
             pending_hang: None,
             answers: VecDeque::new(),
             control: ControlSocket::default(),
@@ -339,9 +343,14 @@ impl<'a> Agent<'a> {
         None
     }
 
+    fn drop_progress_channels(&mut self) {
+        self.progress_watch = None;
+        self.unwatched_channels = None;
+    }
+
     /// No worker of the generation is left.
     fn end_generation(&mut self, generation: Generation) {
-        self.progress_watch = None;
+        self.drop_progress_channels();
         self.pending_hang = None;
         self.workers.end_streams(generation);
         let killed = self.kill_leftovers();
@@ -352,7 +361,7 @@ impl<'a> Agent<'a> {
         match action {
             Action::Finish(outcome) => {
                 // Before the temporary folder, in which its channels lie.
-                self.progress_watch = None;
+                self.drop_progress_channels();
                 return self.announce_outcome(outcome);
             }
             Action::DrainOutput => return self.drain_output(),

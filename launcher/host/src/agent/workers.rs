@@ -271,7 +271,6 @@ impl WorkerGroup {
             placements: self.placements.clone(),
             spec: self.spec.clone(),
             environment: self.environment.clone(),
-            job: self.job.clone(),
             generation,
             hook: self.hook_folder(),
             timer_path: self.timer_path(),

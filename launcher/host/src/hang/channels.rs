@@ -8,11 +8,14 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use rankrun_contract::progress_page::PAGE_BYTES;
-use rankrun_contract::rank::{Generation, JobId, LocalRank, LocalWorldSize};
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize};
+
+use crate::logs::tree::{held_folder_pattern, make_held_folder};
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::worker_command::ProgressFiles;
 
@@ -20,8 +23,6 @@ use rankrun_core::worker_command::ProgressFiles;
 const MAX_SOCKET_PATH: usize = 107;
 /// Its name in the temporary folder of the job.
 const FOLDER: &str = "progress";
-/// Enough to tell jobs apart that run at the same time.
-const JOB_DIGITS: usize = 12;
 
 /// What workers have beside heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,41 +42,28 @@ impl ChannelKinds {
 pub(crate) struct ProgressChannels {
     folder: PathBuf,
     /// By local rank. Opened for writing too, so that they are never at an end.
-    pub(super) fifos: Vec<File>,
+    pub(super) fifos: Vec<Arc<File>>,
     /// By local rank; empty without pages.
-    pub(super) pages: Vec<File>,
+    pub(super) pages: Vec<Arc<File>>,
     kinds: ChannelKinds,
+    /// Tells `rankrun gc` that the job is alive, where the folder is not below another one of the job.
+    _lock: Option<File>,
 }
 
 impl ProgressChannels {
-    /// Makes the folder in the first place that allows it: `base`, which `rankrun gc` removes after a kill of the
-    /// launcher, or one for temporary files.
+    /// Makes the folder in the first place that allows it: in `base`, or as a folder of its own for temporary files.
+    /// `rankrun gc` removes either after a kill of the launcher.
     pub(crate) fn open(
         base: Option<&Path>,
         environment: &[(OsString, OsString)],
-        (job, generation): (&JobId, Generation),
+        generation: Generation,
         workers: LocalWorldSize,
         kinds: ChannelKinds,
     ) -> io::Result<Self> {
-        let job: String = job.0.chars().filter(|letter| *letter != '-').take(JOB_DIGITS).collect();
-        let own = base.map(|base| base.join(format!("{FOLDER}-{}", generation.0)));
-        let name = format!("rankrun-{job}-{}", generation.0);
-        let mut failure = io::Error::from(io::ErrorKind::NotFound);
-        for folder in own.into_iter().chain(places(environment).map(|place| place.join(&name))) {
-            if !has_short_name(&folder) {
-                failure = io::Error::other(format!("`{}` is too long for a socket", folder.display()));
-                continue;
-            }
-            match DirBuilder::new().mode(0o700).create(&folder) {
-                Ok(()) => {
-                    let mut channels = Self { folder, fifos: Vec::new(), pages: Vec::new(), kinds };
-                    channels.make_files(workers)?;
-                    return Ok(channels);
-                }
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        let (folder, lock) = make_folder(base, environment, generation)?;
+        let mut channels = Self { folder, fifos: Vec::new(), pages: Vec::new(), kinds, _lock: lock };
+        channels.make_files(workers)?;
+        Ok(channels)
     }
 
     fn make_files(&mut self, workers: LocalWorldSize) -> io::Result<()> {
@@ -83,9 +71,9 @@ impl ProgressChannels {
             let path = self.heartbeat_path(local_rank);
             mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;
             let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path);
-            self.fifos.push(open?);
+            self.fifos.push(Arc::new(open?));
             if self.kinds.has_page {
-                self.pages.push(make_page(&page_path(&self.folder, local_rank))?);
+                self.pages.push(Arc::new(make_page(&page_path(&self.folder, local_rank))?));
             }
         }
         Ok(())
@@ -105,6 +93,34 @@ impl ProgressChannels {
     }
 }
 
+/// The folder, and the lock on one that is not in `base`.
+fn make_folder(
+    base: Option<&Path>,
+    environment: &[(OsString, OsString)],
+    generation: Generation,
+) -> io::Result<(PathBuf, Option<File>)> {
+    let check_name = |folder: &Path| {
+        let too_long = || io::Error::other(format!("`{}` is too long for a socket", folder.display()));
+        has_short_name(folder).then_some(()).ok_or_else(too_long)
+    };
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    if let Some(base) = base {
+        let folder = base.join(format!("{FOLDER}-{}", generation.0));
+        let made = check_name(&folder).and_then(|()| DirBuilder::new().mode(0o700).create(&folder));
+        match made {
+            Ok(()) => return Ok((folder, None)),
+            Err(error) => failure = error,
+        }
+    }
+    for place in places(environment) {
+        match check_name(&held_folder_pattern(&place)).and_then(|()| make_held_folder(&place)) {
+            Ok(made) => return Ok(made),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
 /// The files of a worker of the first generation as shell patterns, since each job has a folder of its own.
 #[must_use]
 pub fn file_patterns(
@@ -117,7 +133,8 @@ pub fn file_patterns(
         return None;
     }
     let own = base.map(|base| base.join(format!("{FOLDER}-0")));
-    let temporary = places(environment).filter(|place| place.is_dir()).map(|place| place.join("rankrun-*-0"));
+    let temporary =
+        places(environment).filter(|place| place.is_dir()).map(|place| held_folder_pattern(&place));
     let mut folders = own.into_iter().chain(temporary);
     let kinds = ChannelKinds::of(spec);
     folders.find(|folder| has_short_name(folder)).map(|folder| files_in(&folder, local_rank, kinds))
@@ -145,7 +162,9 @@ fn has_short_name(folder: &Path) -> bool {
 
 impl Drop for ProgressChannels {
     fn drop(&mut self) {
-        // The kernel removes what a folder in memory holds at the next boot.
+        // The removal needs a descriptor, and there may be no other.
+        self.fifos.clear();
+        self.pages.clear();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -166,4 +185,46 @@ fn places(environment: &[(OsString, OsString)]) -> impl Iterator<Item = PathBuf>
     let named = environment.iter().find(|(name, _)| name == "TMPDIR");
     let named = named.map(|(_, value)| PathBuf::from(value)).filter(|path| path.is_absolute());
     named.into_iter().chain([PathBuf::from("/tmp")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logs::error_folder::find_dead;
+
+    fn open(base: Option<&Path>, place: &Path) -> ProgressChannels {
+        let environment = [("TMPDIR".into(), place.into())];
+        let workers = LocalWorldSize::new(1).unwrap();
+        ProgressChannels::open(base, &environment, Generation(3), workers, ChannelKinds::default()).unwrap()
+    }
+
+    fn scratch(name: &str) -> PathBuf {
+        let place = std::env::temp_dir().join(format!("rankrun-channels-{}-{name}", std::process::id()));
+        fs::create_dir(&place).unwrap();
+        place
+    }
+
+    /// The kernel drops the lock with the launcher.
+    #[test]
+    fn folder_outside_of_base_is_left_to_gc_after_kill_of_launcher() {
+        let place = scratch("killed");
+        let mut channels = open(None, &place);
+        assert_eq!(channels.folder.parent(), Some(place.as_path()));
+        assert_eq!(find_dead(&place).len(), 0, "the job is alive");
+        drop(channels._lock.take());
+        let dead: Vec<PathBuf> = find_dead(&place).into_iter().map(|folder| folder.path).collect();
+        assert_eq!(dead, [channels.folder.clone()]);
+        drop(channels);
+        fs::remove_dir(place).unwrap();
+    }
+
+    #[test]
+    fn base_with_long_name_is_passed_over() {
+        let place = scratch("long");
+        let base = place.join("x".repeat(MAX_SOCKET_PATH));
+        fs::create_dir(&base).unwrap();
+        assert_eq!(open(Some(&base), &place).folder.parent(), Some(place.as_path()));
+        assert_eq!(open(Some(&place), &place).folder, place.join("progress-3"));
+        fs::remove_dir_all(place).unwrap();
+    }
 }

@@ -25,6 +25,8 @@ use rankrun_core::worker_command::TIMER_FILE;
 const ENABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 /// How often timers are compared with the clock, as torchrun does.
 const LOOK_MILLISECONDS: u8 = 100;
+/// Between two reads, so that a flood of requests costs little.
+const READ_MILLISECONDS: u8 = 10;
 
 /// The path of the FIFO, if this environment asks for one. `unique` is part of a path that the user does not name.
 #[must_use]
@@ -64,7 +66,8 @@ impl FileTimerServer {
         let (ended, has_expired) = (new_event()?, new_event()?);
         let (outbox, expired) = channel();
         let (stop, ready) = (Arc::clone(&ended), Arc::clone(&has_expired));
-        let reader = TimerReader { fifo, partial: Vec::new(), timers: FileTimers::default() };
+        let reader =
+            TimerReader { fifo, partial: Vec::new(), timers: FileTimers::default(), has_bad_request: false };
         thread::Builder::new()
             .name("file-timers".to_owned())
             .spawn(move || reader.run(&stop, &outbox, &ready))?;
@@ -101,6 +104,7 @@ struct TimerReader {
     /// The start of a line whose end has not come.
     partial: Vec<u8>,
     timers: FileTimers,
+    has_bad_request: bool,
 }
 
 impl TimerReader {
@@ -120,6 +124,10 @@ impl TimerReader {
                 let _ = outbox.send(expired);
                 let _ = ready.write(1);
             }
+            let _ = poll(
+                &mut [PollFd::new(stop.as_fd(), PollFlags::POLLIN)],
+                PollTimeout::from(READ_MILLISECONDS),
+            );
         }
     }
 
@@ -134,8 +142,10 @@ impl TimerReader {
         let rest = self.partial.split_off(end + 1);
         let lines = std::mem::replace(&mut self.partial, rest);
         for line in lines[..end].split(|byte| *byte == b'\n') {
-            if let Err(error) = self.timers.record(line) {
-                tracing::warn!("a line for `{TIMER_FILE}` is ignored: {error}");
+            if let Err(error) = self.timers.record(line)
+                && !std::mem::replace(&mut self.has_bad_request, true)
+            {
+                tracing::warn!("a line for `{TIMER_FILE}` is ignored, as are further bad ones: {error}");
             }
         }
     }

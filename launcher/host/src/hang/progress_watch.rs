@@ -19,7 +19,8 @@ use rankrun_contract::progress_page::PAGE_BYTES;
 use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::channels::ProgressChannels;
-use super::recorder_client::fetch_groups;
+use super::recorder_client::{ANSWER_TIMEOUT, ask_recorder};
+use crate::stacks::STACKS_TIMEOUT;
 use rankrun_core::hang::evidence::{RankEvidence, groups_of_page};
 use rankrun_core::hang::heartbeat::{Heartbeat, HeartbeatError, MAX_HEARTBEAT};
 use rankrun_core::hang::verdict::{Limits, Verdict, judge};
@@ -29,6 +30,8 @@ const READ_INTERVAL: Duration = Duration::from_millis(250);
 const JUDGE_INTERVALS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// A limit has this many looks.
 const LOOKS: u32 = 4;
+/// A thread that runs so much later than it asked for was frozen, and the workers probably with it.
+const FROZEN_AFTER: Duration = Duration::from_secs(1);
 const READ_SIZE: usize = 64 << 10;
 /// The lines of one read that are parsed, from the last one back.
 const MAX_LINES: usize = 16;
@@ -38,6 +41,10 @@ const MAX_LINES: usize = 16;
 pub(crate) enum ProgressReport {
     /// A verdict that differs from the one before.
     Judged(Verdict),
+    /// The job makes progress again after a verdict.
+    Cleared,
+    /// With a limit of the user: the first step and the limit are over, and no worker has shown anything.
+    NoEvidence,
     /// The first bad heartbeat of a rank.
     BadHeartbeat { rank: Rank, error: HeartbeatError },
 }
@@ -62,36 +69,39 @@ pub(crate) struct ProgressWatch {
 
 impl ProgressWatch {
     /// Starts to watch the workers that have just been started; `base` is the rank of the first one.
-    pub(crate) fn start(mut channels: ProgressChannels, base: Rank, limits: Limits) -> io::Result<Self> {
-        let new_event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let (wake, reported) = (Arc::new(new_event()?), Arc::new(new_event()?));
+    ///
+    /// # Errors
+    /// No descriptor or no thread is left. The channels must stay, since workers have their names.
+    pub(crate) fn start(
+        channels: ProgressChannels,
+        base: Rank,
+        limits: Limits,
+    ) -> Result<Self, (io::Error, ProgressChannels)> {
+        let new_event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Arc::new);
+        let (wake, reported) = match (new_event(), new_event()) {
+            (Ok(wake), Ok(reported)) => (wake, reported),
+            (Err(error), _) | (_, Err(error)) => return Err((error.into(), channels)),
+        };
         let ((commands, inbox), (outbox, reports)) = (channel(), channel());
-        let started = Instant::now();
-        let mut pages = std::mem::take(&mut channels.pages).into_iter();
-        let workers =
-            std::mem::take(&mut channels.fifos).into_iter().zip(0..).map(|(fifo, local)| WatchedWorker {
-                fifo,
-                partial: Vec::new(),
-                has_bad_heartbeat: false,
-                recorder: channels.recorder_path(LocalRank(local)),
-                page: pages.next(),
-            });
-        let workers: Vec<WatchedWorker> = workers.collect();
-        let ranks = (0..).take(workers.len()).map(|local: u32| Rank(base.0.saturating_add(local)));
         let observer = Observer {
-            ranks: ranks.map(|rank| RankEvidence::new(rank, started)).collect(),
-            workers,
+            ranks: Vec::new(),
+            workers: WatchedWorker::of_channels(&channels),
             limits,
             commands: inbox,
             wake: Arc::clone(&wake),
             reports: outbox,
             reported: Arc::clone(&reported),
             last_reported: None,
+            has_reported_no_evidence: false,
             is_suspended: false,
-            judge_at: started,
+            judge_at: Instant::now(),
+            hot_until: Instant::now(),
         };
-        thread::Builder::new().name("progress-watch".to_owned()).spawn(move || observer.run())?;
-        Ok(Self { _channels: channels, commands: Some(commands), wake, reports, reported })
+        let thread = thread::Builder::new().name("progress-watch".to_owned());
+        match thread.spawn(move || observer.with_ranks(base).run()) {
+            Ok(_) => Ok(Self { _channels: channels, commands: Some(commands), wake, reports, reported }),
+            Err(error) => Err((error, channels)),
+        }
     }
 
     /// Readable when [`Self::take_reports`] has something.
@@ -135,12 +145,12 @@ impl Drop for ProgressWatch {
 
 #[derive(Debug)]
 struct WatchedWorker {
-    fifo: File,
+    fifo: Arc<File>,
     /// The start of a line whose end has not come.
     partial: Vec<u8>,
     has_bad_heartbeat: bool,
     recorder: Option<PathBuf>,
-    page: Option<File>,
+    page: Option<Arc<File>>,
 }
 
 #[derive(Debug)]
@@ -155,11 +165,20 @@ struct Observer {
     reported: Arc<EventFd>,
     /// The kind of the last verdict, and the rank that was blamed.
     last_reported: Option<(Discriminant<Verdict>, Option<Rank>)>,
+    has_reported_no_evidence: bool,
     is_suspended: bool,
     judge_at: Instant,
+    /// Until then the job is judged often: the stacks of a hang are being taken.
+    hot_until: Instant,
 }
 
 impl Observer {
+    fn with_ranks(mut self, base: Rank) -> Self {
+        let ranks = (0..).take(self.workers.len()).map(|local: u32| Rank(base.0.saturating_add(local)));
+        self.ranks = ranks.map(|rank| RankEvidence::new(rank, self.judge_at)).collect();
+        self
+    }
+
     fn run(mut self) {
         while self.handle_commands() {
             let mut has_read = false;
@@ -169,11 +188,27 @@ impl Observer {
                 if self.judge_at <= now {
                     self.read_pages(now);
                     self.ask_recorders(now);
+                    self.discount_frozen_time(now, ANSWER_TIMEOUT);
                     self.report_verdict();
                     self.judge_at = Instant::now() + self.interval();
                 }
             }
-            self.wait(has_read);
+            let (began, asked) = (Instant::now(), self.wait_time(has_read));
+            self.wait(has_read, asked);
+            if let Some(asked) = asked {
+                self.discount_frozen_time(began, asked);
+            }
+        }
+    }
+
+    /// What began then should have lasted so long. If it lasted much longer, a freezer (cgroups, `docker pause`), a paused
+    /// machine or a signal has stopped this thread: the clock has run, and the workers have not.
+    fn discount_frozen_time(&mut self, began: Instant, expected: Duration) {
+        let now = Instant::now();
+        let lasted = now.saturating_duration_since(began);
+        if lasted > expected + FROZEN_AFTER {
+            tracing::debug!("the progress watch stood still: {lasted:.1?} instead of {expected:.1?}");
+            self.ranks.iter_mut().for_each(|evidence| evidence.add_suspended_time(lasted, now));
         }
     }
 
@@ -190,7 +225,9 @@ impl Observer {
                 Ok(WatchCommand::Suspended) => self.is_suspended = true,
                 Ok(WatchCommand::Resumed(lasted)) => {
                     self.is_suspended = false;
-                    self.ranks.iter_mut().for_each(|evidence| evidence.add_suspended_time(lasted));
+                    self.ranks
+                        .iter_mut()
+                        .for_each(|evidence| evidence.add_suspended_time(lasted, Instant::now()));
                 }
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
@@ -223,7 +260,8 @@ impl Observer {
             let mut bytes = [0; PAGE_BYTES];
             let length = page.read_at(&mut bytes, 0).unwrap_or_default();
             let groups = groups_of_page(&bytes[..length]);
-            if !groups.is_empty() {
+            // Before the first group the page says nothing; after it, that the groups have ended.
+            if !groups.is_empty() || evidence.groups.is_some() {
                 evidence.record_groups(groups, now);
             }
         }
@@ -240,12 +278,7 @@ impl Observer {
         });
         thread::scope(|scope| {
             for (socket, evidence) in asked {
-                let ask = move || match fetch_groups(socket) {
-                    // Without any collective it is as if there were no recorder.
-                    Ok(groups) if groups.is_empty() => {}
-                    Ok(groups) => evidence.record_groups(groups, now),
-                    Err(error) => tracing::debug!("rank {}: no flight recorder: {error}", evidence.rank),
-                };
+                let ask = move || ask_recorder(socket, evidence, now);
                 let thread = thread::Builder::new().name("flight-recorder".to_owned());
                 // Without a thread it is asked the next time.
                 let _ = thread.spawn_scoped(scope, ask);
@@ -256,32 +289,62 @@ impl Observer {
     /// A hang, a desync or a straggler is reported once, until the job makes progress again or the blamed rank has
     /// ended.
     fn report_verdict(&mut self) {
-        let verdict = judge(&self.ranks, Instant::now(), &self.limits);
+        let now = Instant::now();
+        let verdict = judge(&self.ranks, now, &self.limits);
         match verdict {
-            Verdict::Progress => self.last_reported = None,
-            Verdict::NotEnoughEvidence => {}
+            Verdict::Progress => {
+                if self.last_reported.take().is_some() {
+                    self.report(ProgressReport::Cleared);
+                }
+            }
+            Verdict::NotEnoughEvidence => self.report_no_evidence(now),
             Verdict::Hang(_) | Verdict::Desync(_) | Verdict::Straggler(_) => {
                 let is_hung = !matches!(verdict, Verdict::Straggler(_));
                 let reported = (discriminant(&verdict), verdict.blamed_rank().filter(|_| is_hung));
                 if self.last_reported.replace(reported) != Some(reported) {
-                    let _ = self.reports.send(ProgressReport::Judged(verdict));
-                    let _ = self.reported.write(1);
+                    self.hot_until = now + STACKS_TIMEOUT;
+                    self.report(ProgressReport::Judged(verdict));
                 }
             }
         }
     }
 
+    /// Once, since a limit that nothing is compared with protects no job.
+    fn report_no_evidence(&mut self, now: Instant) {
+        let Some(limit) = self.limits.hang_timeout else { return };
+        let late = self.limits.first_step.saturating_add(limit);
+        let is_late = |it: &RankEvidence| now.saturating_duration_since(it.started) >= late;
+        let shows_nothing = |it: &RankEvidence| it.is_finished || is_late(it) && !it.has_evidence();
+        let is_running = self.ranks.iter().any(|it| !it.is_finished);
+        if !self.has_reported_no_evidence && is_running && self.ranks.iter().all(shows_nothing) {
+            self.has_reported_no_evidence = true;
+            self.report(ProgressReport::NoEvidence);
+        }
+    }
+
+    fn report(&self, report: ProgressReport) {
+        let _ = self.reports.send(report);
+        let _ = self.reported.write(1);
+    }
+
     fn interval(&self) -> Duration {
+        if Instant::now() < self.hot_until {
+            return JUDGE_INTERVALS.0;
+        }
         (self.limits.usual() / LOOKS).clamp(JUDGE_INTERVALS.0, JUDGE_INTERVALS.1)
     }
 
-    /// Until a command, a heartbeat, or the next look. After a heartbeat the next one waits for a while.
-    fn wait(&self, has_read: bool) {
+    /// Until the next look, or a short while after a heartbeat; without an end while the job is suspended.
+    fn wait_time(&self, has_read: bool) -> Option<Duration> {
         let until_judge = self.judge_at.saturating_duration_since(Instant::now());
         let until_judge = (!self.is_suspended).then_some(until_judge);
-        let timeout = until_judge.into_iter().chain(has_read.then_some(READ_INTERVAL)).min();
-        let timeout = timeout.map_or(PollTimeout::NONE, |timeout| {
-            PollTimeout::try_from(timeout + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        until_judge.into_iter().chain(has_read.then_some(READ_INTERVAL)).min()
+    }
+
+    /// Until a command, a heartbeat, or the end of this time. After a heartbeat the next one waits for a while.
+    fn wait(&self, has_read: bool, time: Option<Duration>) {
+        let timeout = time.map_or(PollTimeout::NONE, |time| {
+            PollTimeout::try_from(time + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
         });
         let reads_fifos = !has_read && !self.is_suspended;
         let fifos = self.workers.iter().filter(|_| reads_fifos).map(|worker| worker.fifo.as_fd());
@@ -295,10 +358,22 @@ impl Observer {
 }
 
 impl WatchedWorker {
+    fn of_channels(channels: &ProgressChannels) -> Vec<Self> {
+        let mut pages = channels.pages.iter().cloned();
+        let worker = |(fifo, local): (&Arc<File>, u32)| Self {
+            fifo: Arc::clone(fifo),
+            partial: Vec::new(),
+            has_bad_heartbeat: false,
+            recorder: channels.recorder_path(LocalRank(local)),
+            page: pages.next(),
+        };
+        channels.fifos.iter().zip(0..).map(worker).collect()
+    }
+
     /// The last heartbeat that has come, and the error of a bad one.
     fn read_heartbeat(&mut self) -> (Option<Heartbeat>, Option<HeartbeatError>) {
         let mut chunk = vec![0; READ_SIZE];
-        let Ok(length) = self.fifo.read(&mut chunk) else { return (None, None) };
+        let Ok(length) = self.fifo.as_ref().read(&mut chunk) else { return (None, None) };
         self.partial.extend_from_slice(&chunk[..length]);
         let Some(end) = memchr::memrchr(b'\n', &self.partial) else {
             self.partial.truncate(MAX_HEARTBEAT + 1);

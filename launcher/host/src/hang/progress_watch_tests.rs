@@ -1,7 +1,7 @@
 use super::*;
 use crate::hang::channels::ChannelKinds;
 use rankrun_contract::progress_page::{name_words, slot_flags};
-use rankrun_contract::rank::{Generation, JobId, LocalWorldSize};
+use rankrun_contract::rank::{Generation, LocalWorldSize};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -13,11 +13,10 @@ const LIMITS: Limits = Limits {
 };
 
 /// A watch of this many workers, and the folder's paths.
-fn watch(job: &str, workers: u32, limits: Limits) -> (ProgressWatch, Vec<PathBuf>, Vec<PathBuf>) {
-    let job = JobId(format!("{}{job}", std::process::id()));
+fn watch(workers: u32, limits: Limits) -> (ProgressWatch, Vec<PathBuf>, Vec<PathBuf>) {
     let workers = LocalWorldSize::new(workers).unwrap();
     let kinds = ChannelKinds { has_recorder: true, has_page: true };
-    let channels = ProgressChannels::open(None, &[], (&job, Generation(0)), workers, kinds).unwrap();
+    let channels = ProgressChannels::open(None, &[], Generation(0), workers, kinds).unwrap();
     let ranks = (0..workers.get()).map(LocalRank);
     let fifos = ranks.clone().map(|rank| channels.files(rank).heartbeat).collect();
     let sockets = ranks.map(|rank| channels.recorder_path(rank).unwrap()).collect();
@@ -41,7 +40,7 @@ fn write(path: &PathBuf, text: &[u8]) -> File {
 
 #[test]
 fn silence_after_heartbeats_is_reported_with_ranks_of_job() {
-    let (watch, fifos, _) = watch("silence", 2, LIMITS);
+    let (watch, fifos, _) = watch(2, LIMITS);
     let folder = fifos[0].parent().unwrap().to_owned();
     fifos.iter().for_each(|fifo| drop(write(fifo, b"1\n2\n")));
     let ProgressReport::Judged(Verdict::Hang(hang)) = next_report(&watch) else { panic!("no hang") };
@@ -52,7 +51,7 @@ fn silence_after_heartbeats_is_reported_with_ranks_of_job() {
 
 #[test]
 fn first_bad_heartbeat_of_rank_is_reported_once() {
-    let (watch, fifos, _) = watch("garbage", 1, LIMITS);
+    let (watch, fifos, _) = watch(1, LIMITS);
     let mut fifo = write(&fifos[0], b"\xff\xff\nnonsense\n");
     let ProgressReport::BadHeartbeat { rank, .. } = next_report(&watch) else { panic!("no bad heartbeat") };
     assert_eq!(rank, Rank(4));
@@ -63,7 +62,7 @@ fn first_bad_heartbeat_of_rank_is_reported_once() {
 #[test]
 fn flood_without_newline_keeps_little_memory() {
     let (reader, mut writer) = std::io::pipe().unwrap();
-    let fifo = File::from(std::os::fd::OwnedFd::from(reader));
+    let fifo = Arc::new(File::from(std::os::fd::OwnedFd::from(reader)));
     let mut worker =
         WatchedWorker { fifo, partial: Vec::new(), has_bad_heartbeat: false, recorder: None, page: None };
     for _ in 0..50 {
@@ -78,7 +77,7 @@ fn flood_without_newline_keeps_little_memory() {
 
 #[test]
 fn suspended_job_is_not_judged() {
-    let (watch, fifos, _) = watch("suspended", 1, LIMITS);
+    let (watch, fifos, _) = watch(1, LIMITS);
     watch.suspend();
     drop(write(&fifos[0], b"1\n"));
     thread::sleep(3 * LIMITS.usual());
@@ -91,7 +90,7 @@ fn suspended_job_is_not_judged() {
 
 #[test]
 fn recorder_that_never_answers_does_not_hide_hang_of_others() {
-    let (watch, fifos, sockets) = watch("recorder", 2, LIMITS);
+    let (watch, fifos, sockets) = watch(2, LIMITS);
     let _silent = UnixListener::bind(&sockets[1]).unwrap();
     drop(write(&fifos[0], b"1\n"));
     assert!(matches!(next_report(&watch), ProgressReport::Judged(Verdict::Hang(_))));
@@ -105,7 +104,7 @@ fn page_in_all_reduce() -> Vec<u8> {
 
 #[test]
 fn page_shows_collective_of_rust_worker() {
-    let (watch, fifos, _) = watch("page", 2, LIMITS);
+    let (watch, fifos, _) = watch(2, LIMITS);
     let page = OpenOptions::new().write(true).open(fifos[0].with_extension("page")).unwrap();
     page.write_all_at(&page_in_all_reduce(), 0).unwrap();
     let ProgressReport::Judged(Verdict::Hang(hang)) = next_report(&watch) else { panic!("no hang") };
@@ -117,7 +116,7 @@ fn page_shows_collective_of_rust_worker() {
 /// A worker can write to its page whatever it likes, and cut or lengthen it.
 #[test]
 fn page_without_sense_gives_no_verdict() {
-    let (watch, fifos, _) = watch("bad-page", 2, LIMITS);
+    let (watch, fifos, _) = watch(2, LIMITS);
     for (fifo, length) in fifos.iter().zip([3, 1 << 30]) {
         let page = OpenOptions::new().write(true).open(fifo.with_extension("page")).unwrap();
         page.write_all_at(&[0xff; PAGE_BYTES], 0).unwrap();
@@ -129,12 +128,79 @@ fn page_without_sense_gives_no_verdict() {
 
 #[test]
 fn hang_is_reported_again_when_blamed_rank_has_ended() {
-    let (watch, fifos, _) = watch("blamed", 2, LIMITS);
+    let (watch, fifos, _) = watch(2, LIMITS);
     let page = OpenOptions::new().write(true).open(fifos[0].with_extension("page")).unwrap();
     page.write_all_at(&page_in_all_reduce(), 0).unwrap();
     for (finished, blamed) in [(None, Rank(5)), (Some(LocalRank(1)), Rank(4))] {
         finished.into_iter().for_each(|local_rank| watch.finish_worker(local_rank));
         let ProgressReport::Judged(verdict) = next_report(&watch) else { panic!("no verdict") };
         assert_eq!(verdict.blamed_rank(), Some(blamed));
+    }
+}
+
+/// As the program of a Rust worker that drops its group and computes.
+#[test]
+fn page_whose_groups_have_ended_shows_no_wait() {
+    let (watch, fifos, _) = watch(1, LIMITS);
+    let page = OpenOptions::new().write(true).open(fifos[0].with_extension("page")).unwrap();
+    page.write_all_at(&page_in_all_reduce(), 0).unwrap();
+    thread::sleep(LIMITS.usual() / 2);
+    page.write_all_at(&[0; PAGE_BYTES], 0).unwrap();
+    thread::sleep(2 * LIMITS.usual());
+    assert!(watch.take_reports().is_empty());
+}
+
+#[test]
+fn progress_after_verdict_clears_it() {
+    let (watch, fifos, _) = watch(1, LIMITS);
+    let mut fifo = write(&fifos[0], b"1\n");
+    assert!(matches!(next_report(&watch), ProgressReport::Judged(Verdict::Hang(_))));
+    fifo.write_all(b"2\n").unwrap();
+    assert!(matches!(next_report(&watch), ProgressReport::Cleared));
+}
+
+#[test]
+fn workers_without_any_evidence_are_reported_once() {
+    let (watch, fifos, _) = watch(2, LIMITS);
+    assert!(matches!(next_report(&watch), ProgressReport::NoEvidence));
+    thread::sleep(LIMITS.usual());
+    assert!(watch.take_reports().is_empty());
+    drop(write(&fifos[0], b"1\n"));
+    assert!(matches!(next_report(&watch), ProgressReport::Judged(Verdict::Hang(_))));
+}
+
+/// An observer of one worker without channels, whose last heartbeat came so long ago.
+fn observer(silent_for: Duration) -> Observer {
+    let (now, event) = (Instant::now(), || Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap()));
+    let mut rank = RankEvidence::new(Rank(0), now - silent_for);
+    rank.record_heartbeat(Heartbeat { step: 1, section: None, limit: None }, now - silent_for);
+    Observer {
+        ranks: vec![rank],
+        workers: Vec::new(),
+        limits: LIMITS,
+        commands: channel().1,
+        wake: event(),
+        reports: channel().0,
+        reported: event(),
+        last_reported: None,
+        has_reported_no_evidence: false,
+        is_suspended: false,
+        judge_at: now,
+        hot_until: now,
+    }
+}
+
+#[test]
+fn time_in_which_the_thread_stood_still_does_not_count() {
+    let silent_for = Duration::from_secs(20);
+    for (lasted, expected) in
+        [(1, Duration::from_secs(20)), (15, Duration::from_secs(5)), (60, Duration::ZERO)]
+    {
+        let mut observer = observer(silent_for);
+        observer
+            .discount_frozen_time(Instant::now() - Duration::from_secs(lasted), Duration::from_millis(150));
+        let silent = observer.ranks[0].last_progress.elapsed();
+        let tolerance = Duration::from_millis(500);
+        assert!(silent >= expected && silent < expected + tolerance, "{lasted} s: {silent:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rankrun_core::hang::evidence::Groups;
+use rankrun_core::hang::evidence::{Groups, RankEvidence};
 use rankrun_core::hang::flight_recorder::{MAX_TRACE, parse_trace};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -18,11 +18,32 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const BACKENDS: [&str; 2] = ["gloo", "nccl"];
 const MAX_HEAD: usize = 16 << 10;
 
+/// Asks the recorders of this worker, and records the answer.
+pub(super) fn ask_recorder(socket: &Path, evidence: &mut RankEvidence, now: Instant) {
+    record_answer(evidence, fetch_groups(socket), now);
+}
+
+/// A worker that does not answer in time may hang, so what it said before still holds. Any other change of its recorder
+/// leaves nothing to rely on: the socket is gone, or another process answers on it.
+fn record_answer(evidence: &mut RankEvidence, answer: io::Result<Groups>, now: Instant) {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    match answer {
+        Ok(groups) if groups.is_empty() && evidence.has_groups() => evidence.forget_groups(),
+        Ok(groups) => evidence.record_groups(groups, now),
+        Err(error) => {
+            tracing::debug!("rank {}: no flight recorder: {error}", evidence.rank);
+            if !matches!(error.kind(), TimedOut | WouldBlock) {
+                evidence.forget_groups();
+            }
+        }
+    }
+}
+
 /// The groups that the recorders of this worker list.
 ///
 /// # Errors
 /// No server listens there, it does not answer in time, or its answer is not a trace.
-pub(super) fn fetch_groups(socket: &Path) -> io::Result<Groups> {
+fn fetch_groups(socket: &Path) -> io::Result<Groups> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     let mut groups = Groups::new();
     for backend in BACKENDS {
@@ -77,9 +98,36 @@ fn body_of(mut answer: Vec<u8>) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rankrun_contract::rank::Rank;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
     use std::thread;
+
+    /// A rank that waits in a collective.
+    fn waiting_rank(now: Instant) -> RankEvidence {
+        let text = br#"{"entries": [{"process_group": ["0", "default_pg"], "collective_seq_id": 3}]}"#;
+        let mut evidence = RankEvidence::new(Rank(0), now);
+        evidence.record_groups(parse_trace(text).unwrap(), now);
+        evidence
+    }
+
+    #[test]
+    fn answer_other_than_timeout_leaves_no_old_evidence() {
+        let error = |kind: io::ErrorKind| Err(io::Error::from(kind));
+        for (answer, keeps) in [
+            (error(io::ErrorKind::TimedOut), true),
+            (error(io::ErrorKind::WouldBlock), true),
+            (error(io::ErrorKind::NotFound), false),
+            (error(io::ErrorKind::ConnectionRefused), false),
+            (Err(io::Error::other("not a trace")), false),
+            (Ok(Groups::new()), false),
+        ] {
+            let now = Instant::now();
+            let (mut evidence, text) = (waiting_rank(now), format!("{answer:?}"));
+            record_answer(&mut evidence, answer, now);
+            assert_eq!(evidence.groups.is_some(), keeps, "{text}");
+        }
+    }
 
     /// A folder with a socket, on which a thread answers each request in this way.
     fn server(name: &str, answer: impl Fn(UnixStream) + Send + 'static) -> PathBuf {

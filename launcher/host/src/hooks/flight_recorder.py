@@ -18,9 +18,11 @@ class _Finder:
 
     def __init__(self, path):
         self.path = path
+        self.pid = os.getpid()
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch.distributed":
+        # The socket is that of the worker, and not of a process that it has forked.
+        if name != "torch.distributed" or os.getpid() != self.pid:
             return None
         sys.meta_path.remove(self)
         for finder in sys.meta_path:
@@ -38,6 +40,7 @@ def _wrap(loader, path):
         return
 
     def exec_and_start(module):
+        del loader.exec_module
         exec_module(module)
         _start(path)
 

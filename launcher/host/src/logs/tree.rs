@@ -78,9 +78,7 @@ impl Attempt {
     pub fn planned(dir: &LogDir, run_id: Option<&RunId>, workers: LocalWorldSize) -> Option<Self> {
         let base = match dir {
             LogDir::Temporary(parent) => name_with_suffix(parent, TEMPORARY, RANDOM_SUFFIX_PATTERN),
-            LogDir::ErrorFiles(parent) => {
-                name_with_suffix(parent, error_folder::NAME_PREFIX, RANDOM_SUFFIX_PATTERN)
-            }
+            LogDir::ErrorFiles(parent) => held_folder_pattern(parent),
             LogDir::At(base) => base.clone(),
             LogDir::Off => return None,
         };
@@ -181,9 +179,8 @@ impl LogTree {
     }
 
     fn make_temporary(parent: &Path, name: &str, is_held: bool) -> io::Result<Self> {
-        let made = make_unique(parent, TEMPORARY)?;
         let (base, lock) =
-            if is_held { error_folder::lock_folder(made, &random_suffix()) } else { (made, None) };
+            if is_held { make_held_folder(parent)? } else { (make_unique(parent, TEMPORARY)?, None) };
         let run = make_unique(&base, name)?;
         Ok(Self { temporary: Some(base), _lock: lock, run, attempts: None, has_rounds: false })
     }
@@ -302,6 +299,17 @@ fn attempt_name(restarts: RestartCount) -> String {
 
 fn name_with_suffix(parent: &Path, name: &str, end: &str) -> PathBuf {
     parent.join(format!("{name}_{end}"))
+}
+
+/// Makes a folder that `rankrun gc` removes if the launcher is killed, and the lock that keeps it until then.
+pub(crate) fn make_held_folder(parent: &Path) -> io::Result<(PathBuf, Option<File>)> {
+    let made = make_unique(parent, TEMPORARY)?;
+    Ok(error_folder::lock_folder(made, &random_suffix()))
+}
+
+/// Its path as a shell pattern.
+pub(crate) fn held_folder_pattern(parent: &Path) -> PathBuf {
+    name_with_suffix(parent, error_folder::NAME_PREFIX, RANDOM_SUFFIX_PATTERN)
 }
 
 /// Makes `<parent>/<name>_XXXXXXXX`, for our user alone.

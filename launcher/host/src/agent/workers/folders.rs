@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rankrun_contract::rank::{Generation, JobId, RestartCount};
+use rankrun_contract::rank::{Generation, RestartCount};
 
 use crate::blocking::CallStep;
 use crate::hang::channels::{ChannelKinds, ProgressChannels};
@@ -32,7 +32,6 @@ pub(super) struct FolderRequest {
     pub(super) placements: Vec<Placement>,
     pub(super) spec: LaunchSpec,
     pub(super) environment: Vec<(OsString, OsString)>,
-    pub(super) job: JobId,
     pub(super) generation: Generation,
     /// The folder of the workers' hook.
     pub(super) hook: Option<PathBuf>,
@@ -110,9 +109,13 @@ impl FolderRequest {
             let tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
             tree.temporary().map(Path::to_path_buf)
         });
-        let start = (&self.job, self.generation);
-        let channels = ProgressChannels::open(base.as_deref(), &self.environment, start, workers, kinds);
-        channels.inspect_err(|error| tracing::info!(%error, "workers have no place for heartbeats")).ok()
+        let channels =
+            ProgressChannels::open(base.as_deref(), &self.environment, self.generation, workers, kinds);
+        let report = |error: &io::Error| match self.spec.hang.timeout {
+            Some(_) => tracing::warn!("`--hang-timeout` does nothing: no place for heartbeats: {error}"),
+            None => tracing::info!(%error, "workers have no place for heartbeats"),
+        };
+        channels.inspect_err(report).ok()
     }
 
     /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.
