@@ -19,9 +19,19 @@ import torch.distributed as dist
 LONG = 3600
 
 
-def open_heartbeat():
-    """A file for one line after each step: `STEP [section=NAME] [limit=SECONDS]`."""
-    return open(os.environ.get("RANKRUN_HEARTBEAT") or os.devnull, "w", buffering=1)
+class Heartbeat:
+    """Sends one line after each step: `STEP [section=NAME] [limit=SECONDS]`. A launcher that does not read delays nothing."""
+
+    def __init__(self):
+        path = os.environ.get("RANKRUN_HEARTBEAT") or os.devnull
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+
+    def send(self, line):
+        with contextlib.suppress(OSError):
+            os.write(self.descriptor, f"{line}\n".encode())
+
+    def close(self):
+        os.close(self.descriptor)
 
 
 def sleep():
@@ -98,24 +108,24 @@ def main():
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     middle, is_odd = args.steps // 2, rank == 1 and attempt == 0
-    with contextlib.closing(open_heartbeat()) as heartbeat:
+    with contextlib.closing(Heartbeat()) as heartbeat:
         if args.how == "slow-start" and is_odd:
             time.sleep(args.slow)
         for step in range(1, args.steps + 1):
             if step == middle and is_odd and args.how in HANGS:
                 HANGS[args.how]()
             if step == middle and args.how == "checkpoint":
-                print(step, "section=checkpoint limit=600", file=heartbeat)
+                heartbeat.send(f"{step} section=checkpoint limit=600")
                 time.sleep(args.slow)
             if step == middle and args.how == "evaluate":
                 if rank == 0:
-                    print(step, "section=evaluate limit=600", file=heartbeat)
+                    heartbeat.send(f"{step} section=evaluate limit=600")
                     time.sleep(args.slow)
                 dist.barrier()
             time.sleep(args.pause)
             dist.all_reduce(torch.ones(4))
             if args.how != "quiet" or step < middle:
-                print(step, file=heartbeat)
+                heartbeat.send(step)
         print(f"rank {rank} is done in attempt {attempt}", flush=True)
     dist.destroy_process_group()
 

@@ -241,6 +241,23 @@ fn gc_removes_folder_of_dead_job_and_keeps_live_ones() {
     assert_eq!(all().count(), live_folders.len() + 3, "{:?}", all().collect::<Vec<_>>());
 }
 
+/// With a log folder of the user's, the channels of the workers' progress have a folder of their own.
+#[test]
+fn gc_removes_progress_folder_of_dead_job_with_log_folder() {
+    if should_skip() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (place, logs) = (PathBuf::from(scratch.folder(JOBS_FOLDER, 0o777)), scratch.folder("logs", 0o777));
+    let launch = Launch::standalone(Name::Rankrun, 1).env("TMPDIR", &place).args(["--log-dir", &logs]);
+    drop(run_job_with_killed_agent(launch));
+    let all = || fs::read_dir(&place).expect("it exists").map(|entry| entry.expect("listed").path());
+    let left: Vec<_> = all().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    run_gc(&place, &[]).expect_exit_code(0);
+    assert_eq!(all().count(), 0, "{left:?}");
+}
+
 /// Root may remove anything, and does not.
 #[test]
 fn gc_keeps_folder_of_other_users_dead_job() {

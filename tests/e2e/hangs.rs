@@ -81,15 +81,47 @@ fn restart_rule_names_hang() {
 
 /// Each takes four times the limit.
 #[test]
-fn slow_section_first_step_and_silence_of_heartbeats_are_not_a_hang() {
+fn slow_section_first_step_silence_of_heartbeats_and_messages_are_not_a_hang() {
     if !is_rankrun() {
         return;
     }
-    for (how, pause) in [("section", 5), ("slow-start", 5), ("quiet", 400)] {
+    for (how, pause) in [("section", 5), ("slow-start", 5), ("quiet", 400), ("messages", 5)] {
         let launch = Launch::standalone(Name::Rankrun, 2).args(["--hang-timeout", "1"]);
         let outcome = launch.worker([format!("march={how},20,{pause}")]).run();
         outcome.expect_exit_code(0).expect_absent("made no progress").expect_absent("no progress:");
     }
+}
+
+/// As a freezer does that stops all processes of a container, for three times the limit.
+#[test]
+fn job_that_is_frozen_with_its_launcher_is_not_a_hang() {
+    if !is_rankrun() {
+        return;
+    }
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--hang-timeout", "1"]);
+    let job = launch.worker(["march=go-on,20,200"]).start();
+    std::thread::sleep(Duration::from_millis(1500));
+    // The agent first, which sees no worker stop.
+    let agent = job.only_child_of(job.pid());
+    let others = job.processes().into_iter().map(|process| process.pid);
+    let others = others.filter(|pid| ![agent, job.pid()].contains(pid));
+    let all: Vec<i32> = std::iter::once(agent).chain(others).collect();
+    all.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGSTOP));
+    std::thread::sleep(Duration::from_secs(3));
+    all.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGCONT));
+    job.wait().expect_exit_code(0).expect_absent("no progress");
+}
+
+#[test]
+fn limit_that_has_nothing_to_watch_is_said_once() {
+    if !is_rankrun() {
+        return;
+    }
+    let launch = Launch::standalone(Name::Rankrun, 2);
+    let launch = launch.args(["--hang-timeout", "0.5", "--first-step-timeout", "0.5"]);
+    let outcome = launch.shell("sleep 3").run();
+    outcome.expect_exit_code(0);
+    assert_eq!(outcome.lines_with("`--hang-timeout` finds nothing to watch").len(), 1, "{outcome}");
 }
 
 #[test]
