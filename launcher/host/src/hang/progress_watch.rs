@@ -273,7 +273,9 @@ impl Observer {
         let asked = self.workers.iter().zip(&mut self.ranks).filter_map(|(worker, evidence)| {
             let heartbeat = evidence.last_heartbeat.as_ref();
             let is_fresh = heartbeat.is_some_and(|last| now.saturating_duration_since(last.at) < fresh);
-            let socket = worker.recorder.as_ref().filter(|_| !evidence.is_finished && !is_fresh)?;
+            // The groups of a worker have one source: its page, or its recorder.
+            let is_asked = worker.page.is_none() && !evidence.is_finished && !is_fresh;
+            let socket = worker.recorder.as_ref().filter(|_| is_asked)?;
             Some((socket, evidence))
         });
         thread::scope(|scope| {

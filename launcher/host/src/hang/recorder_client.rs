@@ -153,7 +153,7 @@ mod tests {
                     \"default_pg\"], \"collective_seq_id\": 3}]}";
         let groups = answers("good", text).unwrap();
         assert_eq!(groups.keys().collect::<Vec<_>>(), ["gloo:0", "nccl:0"]);
-        assert_eq!(groups["gloo:0"].pending(), Some(1));
+        assert_eq!(groups["gloo:0"].pending(), Some(3));
     }
 
     #[test]
