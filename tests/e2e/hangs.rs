@@ -113,7 +113,7 @@ fn job_that_is_frozen_with_its_launcher_is_not_a_hang() {
 }
 
 #[test]
-fn limit_that_has_nothing_to_watch_is_said_once() {
+fn hang_timeout_without_evidence_prints_one_line() {
     if !is_rankrun() {
         return;
     }
