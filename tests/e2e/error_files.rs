@@ -243,7 +243,7 @@ fn gc_removes_folder_of_dead_job_and_keeps_live_ones() {
 
 /// With a log folder of the user's, the channels of the workers' progress have a folder of their own.
 #[test]
-fn gc_removes_progress_folder_of_dead_job_with_log_folder() {
+fn gc_removes_progress_folder_of_dead_job() {
     if should_skip() {
         return;
     }

@@ -81,7 +81,7 @@ fn restart_rule_names_hang() {
 
 /// Each takes four times the limit.
 #[test]
-fn slow_section_first_step_silence_of_heartbeats_and_messages_are_not_a_hang() {
+fn slow_section_first_step_and_silence_of_heartbeats_are_not_a_hang() {
     if !is_rankrun() {
         return;
     }
