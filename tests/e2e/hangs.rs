@@ -23,7 +23,7 @@ fn waiting(workers: usize) -> &'static str {
 #[track_caller]
 fn assert_found_and_restarted(outcome: &Outcome, workers: usize) {
     let sentence = format!("{} in all_reduce #10; rank 1 has made no progress for ", waiting(workers));
-    outcome.expect_exit_code(0).expect_stderr(&sentence).expect_stderr(" (step 9): waiting up to 30 s for ");
+    outcome.expect_exit_code(0).expect_stderr(&sentence).expect_stderr(": waiting up to 30 s for ");
     assert_eq!(outcome.lines_with("marched rank=").len(), workers, "{outcome}");
     assert!(outcome.lines_with("marched rank=").iter().all(|line| line.ends_with("attempt=1")), "{outcome}");
 }
@@ -37,6 +37,11 @@ fn rust_rank_that_hangs_is_named_and_job_restarts() {
     for (how, workers) in ways.iter().flat_map(|how| worlds().iter().map(move |workers| (how, *workers))) {
         let outcome = marching(how, workers).run();
         assert_found_and_restarted(&outcome, workers);
+        outcome.expect_stderr(if *how == "stop" {
+            " (step 9), stopped by a signal: "
+        } else {
+            " (step 9): "
+        });
     }
 }
 

@@ -34,24 +34,33 @@ fn assert_found_and_restarted(outcome: &Outcome, workers: usize, sentence: &str)
     (0..workers).for_each(|rank| _ = outcome.expect_stdout(&format!("rank {rank} is done in attempt 1")));
 }
 
-/// What the stack of rank 1 says: the hang is in its own code.
+/// Where rank 1 stands: in its own code.
 fn place(how: &str) -> &'static str {
     match how {
-        "sleep" => "rank 1: sleep (hang.py:",
-        "c-sleep" => "rank 1: sleep_in_c (hang.py:",
-        "spin" => "rank 1: spin (hang.py:",
-        "lock" => "rank 1: wait_for_lock (hang.py:",
-        "loader" => "rank 1: load_batch (hang.py:",
-        _ => "rank 1: is stopped",
+        "sleep" => "in sleep (hang.py:",
+        "c-sleep" => "in sleep_in_c (hang.py:",
+        "spin" => "in spin (hang.py:",
+        "lock" => "in wait_for_lock (hang.py:",
+        "loader" => "in load_batch (hang.py:",
+        _ => "stopped by a signal",
     }
+}
+
+/// The line of `examples/pytorch/hang.py` that has this call last.
+fn line_of(call: &str) -> String {
+    let text = std::fs::read_to_string(example_source("pytorch/hang.py")).expect("it is there");
+    let line = text.lines().enumerate().filter(|(_, line)| line.trim() == call).last().expect("it is called");
+    format!("hang.py:{}", line.0 + 1)
 }
 
 #[track_caller]
 fn assert_rank_is_named(how: &str, (workers, limit): (usize, &str)) {
     let outcome = hanging(how, workers, limit).run();
-    outcome.expect_stderr(place(how)).expect_stderr(": main (hang.py:");
-    let sentence = format!("{} in all_reduce #10; rank 1 has made no progress for ", verb(workers, "wait"));
+    let waits = verb(workers, "wait");
+    let line = line_of("dist.all_reduce(torch.ones(4))");
+    let sentence = format!("{waits} in all_reduce #10 ({line}); rank 1 has made no progress for ");
     assert_found_and_restarted(&outcome, workers, &sentence);
+    outcome.expect_stderr(&format!(" (step 9), {}", place(how)));
 }
 
 #[test]
@@ -68,8 +77,11 @@ fn rank_that_hangs_while_others_wait_is_named_and_job_restarts() {
 #[test]
 fn ranks_that_call_different_collectives_are_named() {
     for (workers, limit) in worlds() {
-        let all_reduce = verb(workers, "call");
-        let sentence = format!("{all_reduce} all_reduce, rank 1 calls broadcast as #10; no progress for ");
+        let (all_reduce, line) = (verb(workers, "call"), line_of("dist.all_reduce(torch.ones(4))"));
+        let other = line_of("dist.broadcast(torch.ones(4), 0)");
+        let sentence = format!(
+            "{all_reduce} all_reduce ({line}), rank 1 calls broadcast ({other}) as #10; no progress for "
+        );
         assert_found_and_restarted(&hanging("desync", workers, limit).run(), workers, &sentence);
     }
 }
@@ -83,8 +95,11 @@ fn ranks_that_call_with_different_sizes_are_named() {
         if outcome.stderr().contains("gloo") {
             continue;
         }
+        let (line, other) =
+            (line_of("dist.all_reduce(torch.ones(4))"), line_of("dist.all_reduce(torch.ones(5))"));
         let sentence = format!(
-            "{} all_reduce of 4 elements, rank 1 calls all_reduce of 5 elements as #10; no progress for ",
+            "{} all_reduce of 4 elements ({line}), rank 1 calls all_reduce of 5 elements ({other}) as #10; no \
+             progress for ",
             verb(workers, "call")
         );
         assert_found_and_restarted(&outcome, workers, &sentence);

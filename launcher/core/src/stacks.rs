@@ -103,7 +103,12 @@ impl Frame {
     /// As in `load_batch (data.py:17)`.
     #[must_use]
     pub fn title(&self) -> String {
-        let name = self.file.rsplit('/').next().unwrap_or_default();
-        format!("{} ({name}:{})", self.function, self.line)
+        format!("{} ({})", self.function, self.line_text())
+    }
+
+    /// As in `data.py:17`.
+    #[must_use]
+    pub fn line_text(&self) -> String {
+        format!("{}:{}", self.file.rsplit('/').next().unwrap_or_default(), self.line)
     }
 }

@@ -9,6 +9,7 @@ mod failure_cause;
 mod faults;
 mod firewalls;
 mod foreign_clients;
+mod hangs;
 mod interfaces;
 mod join_refused;
 mod latency;

@@ -15,7 +15,7 @@ fn failure_is_reported_at_once_and_decided_after_lost_node_query() {
     let mut job = running(1, &at);
     let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
     let is_tell_failure =
-        |action: &Action| matches!(action, Action::TellFailure { end } if end.local_rank.0 == 1);
+        |action: &Action| matches!(action, Action::TellFailure { end, .. } if end.local_rank.0 == 1);
     assert_eq!(position(&actions, is_tell_failure), Some(0), "before any worker is stopped");
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));

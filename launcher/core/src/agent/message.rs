@@ -255,6 +255,8 @@ pub enum Action {
     TellFailure {
         /// The exit of the worker.
         end: WorkerEnd,
+        /// Why the workers made no progress, if that is the failure.
+        hang: Option<Box<Verdict>>,
     },
     /// Find out whether a lost node caused the failure here; signals are answered meanwhile.
     FindLostNode,

@@ -160,7 +160,7 @@ impl World<'_> {
     fn perform(&mut self, node: usize, action: Action) {
         let delay = self.history.delays[node];
         match action {
-            Action::TellFailure { end } => {
+            Action::TellFailure { end, .. } => {
                 let note = note_of(node, &end);
                 let one = &mut self.nodes[node];
                 (one.is_report_pending, one.is_stopping) = (true, true);

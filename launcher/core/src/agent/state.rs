@@ -341,7 +341,7 @@ impl State {
                         is_stopped_by_us: self.is_exit_by_our_signal(end.exit),
                     });
                 } else if let Some(found) = self.find_failure_in_membership_stop(now, end, reason) {
-                    report = self.report_failure_to_peers(found.first);
+                    report = self.report_failure_to_peers(&found);
                     failure = Some(found);
                 }
                 self.phase = JobPhase::Stopping { live, reason, failure, stage };
@@ -378,7 +378,7 @@ impl State {
         live: BTreeSet<LocalRank>,
         failure: Failure,
     ) -> Vec<Action> {
-        let report = self.report_failure_to_peers(failure.first);
+        let report = self.report_failure_to_peers(&failure);
         report.into_iter().chain(self.stop_after_failure(now, live, failure)).collect()
     }
 
@@ -431,7 +431,7 @@ impl State {
         let end =
             WorkerEnd::new_expected(uninterruptible.local_rank, uninterruptible.pid, Signal::SIGKILL, at);
         let failure = self.new_failure(now, end, FailureKind::Uninterruptible { blocked_for: dwell });
-        let report = self.report_failure_to_peers(failure.first);
+        let report = self.report_failure_to_peers(&failure);
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);

@@ -1,13 +1,15 @@
-//! Whether the workers of this node make progress, from what they show of themselves.
+//! Whether the workers of a job make progress, from what they show of themselves.
 //!
 //! A worker shows two things, each optional: heartbeats that its program sends ([`heartbeat`]), and the collectives
 //! that PyTorch's flight recorder lists ([`flight_recorder`]). [`evidence`] keeps the last of both per rank and when it
-//! changed. [`verdict`] judges all ranks together, and [`sentence`] has the words. The agent's `hang` collects the
-//! evidence. Pure.
+//! changed. [`verdict`] judges all ranks together, and [`sentence`] has the words. [`shared`] is what nodes tell each other. The
+//! agent's `hang` collects the evidence. Pure.
 
 pub mod evidence;
 pub mod file_timer;
 pub mod flight_recorder;
 pub mod heartbeat;
+mod place;
 pub mod sentence;
+pub mod shared;
 pub mod verdict;

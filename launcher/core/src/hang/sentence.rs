@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::hang::evidence::Collective;
-use crate::hang::verdict::{Activity, Desync, Hang, RankStatus, Straggler, Verdict, Wait};
+use crate::hang::verdict::{Activity, Call, Desync, Hang, RankStatus, Straggler, Verdict, Wait};
 use crate::plain::plain;
 use crate::rank_names::rank_names;
 
@@ -48,12 +47,12 @@ fn hang_sentence(hang: &Hang) -> String {
 }
 
 fn desync_sentence(desync: &Desync) -> String {
-    let has_one_name = desync.calls.windows(2).all(|pair| pair[0].1.name == pair[1].1.name);
-    let call = |(ranks, collective): &(BTreeSet<Rank>, Collective)| {
+    let has_one_name = desync.calls.windows(2).all(|pair| pair[0].collective.name == pair[1].collective.name);
+    let call = |Call { ranks, collective, place }: &Call| {
         let elements = collective.elements.filter(|_| has_one_name);
         let elements = elements.map(|count| format!(" of {count} elements")).unwrap_or_default();
         let verb = if ranks.len() == 1 { "calls" } else { "call" };
-        format!("{} {verb} {}{elements}", names(ranks), plain(&collective.name))
+        format!("{} {verb} {}{elements}{}", names(ranks), plain(&collective.name), line_text(place.as_ref()))
     };
     let calls: Vec<String> = desync.calls.iter().map(call).collect();
     let group = group_text(&desync.group);
@@ -78,7 +77,8 @@ fn wait_parts(waits: &[Wait]) -> Vec<String> {
         let verb = if wait.waiting.len() == 1 { "waits" } else { "wait" };
         let name = wait.name.as_ref().map_or_else(|| "collective".to_owned(), |name| plain(name));
         let group = group_text(&wait.group);
-        format!("{} {verb} in {name} #{}{group}", names(&wait.waiting), wait.sequence)
+        let line = line_text(wait.place.as_ref());
+        format!("{} {verb} in {name} #{}{group}{line}", names(&wait.waiting), wait.sequence)
     };
     let mut parts: Vec<String> = waits.iter().take(MAX_WAITS).map(part).collect();
     if waits.len() > MAX_WAITS {
@@ -91,7 +91,8 @@ fn wait_parts(waits: &[Wait]) -> Vec<String> {
 fn status_parts(ranks: &[RankStatus], text: impl Fn(&RankStatus) -> String) -> Vec<String> {
     let mut parts: Vec<(BTreeSet<Rank>, String)> = Vec::new();
     for status in ranks {
-        let text = text(status);
+        let place = status.place.as_ref().map(|place| format!(", {}", plain(place))).unwrap_or_default();
+        let text = text(status) + &place;
         match parts.iter_mut().find(|(_, other)| *other == text) {
             Some((ranks, _)) => {
                 ranks.insert(status.rank);
@@ -119,6 +120,10 @@ fn join(ranks: &BTreeSet<Rank>, text: &str) -> String {
 
 fn names(ranks: &BTreeSet<Rank>) -> String {
     rank_names(ranks.iter().copied())
+}
+
+fn line_text(place: Option<&String>) -> String {
+    place.map(|place| format!(" ({})", plain(place))).unwrap_or_default()
 }
 
 fn group_text(group: &str) -> String {

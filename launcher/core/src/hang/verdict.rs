@@ -70,6 +70,8 @@ pub struct Wait {
     pub waiting: BTreeSet<Rank>,
     /// Ranks of the group that have not called it.
     pub missing: BTreeSet<Rank>,
+    /// The line of the program that all waiting ranks call it from, once their stacks are taken.
+    pub place: Option<String>,
 }
 
 /// Ranks of one group that call different collectives at one place in the order.
@@ -77,9 +79,17 @@ pub struct Wait {
 pub struct Desync {
     pub group: String,
     pub sequence: u64,
-    /// The ranks that call each of them.
-    pub calls: Vec<(BTreeSet<Rank>, Collective)>,
+    pub calls: Vec<Call>,
     pub since: Duration,
+}
+
+/// Ranks that call the same collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    pub ranks: BTreeSet<Rank>,
+    pub collective: Collective,
+    /// As in [`Wait::place`].
+    pub place: Option<String>,
 }
 
 /// Ranks that wait for others, which make progress.
@@ -96,6 +106,8 @@ pub struct RankStatus {
     pub activity: Activity,
     /// Since its last progress.
     pub since: Duration,
+    /// Where it stands, as in `in load_batch (data.py:17)`, once its stack is taken.
+    pub place: Option<String>,
 }
 
 /// The last sign of a rank.
@@ -125,8 +137,8 @@ impl Verdict {
                 alive.map(|status| status.rank).or_else(|| waiting(&hang.waits))
             }
             Self::Desync(desync) => {
-                let fewest = desync.calls.iter().min_by_key(|(ranks, _)| ranks.len());
-                fewest.and_then(|(ranks, _)| ranks.first().copied())
+                let fewest = desync.calls.iter().min_by_key(|call| call.ranks.len());
+                fewest.and_then(|call| call.ranks.first().copied())
             }
             Self::Straggler(straggler) => straggler.working.first().map(|status| status.rank),
         }
@@ -207,7 +219,7 @@ fn collect_waits(ranks: &BTreeMap<Rank, &RankEvidence>, stalled: &[&RankEvidence
             let groups = || waiting.iter().filter_map(|rank| ranks.get(rank)?.group(name));
             let group = groups().map(|group| group.description.clone()).max().unwrap_or_default();
             let name = groups().find_map(|group| Some(group.collective(sequence)?.name.clone()));
-            Wait { group, name, sequence, waiting, missing }
+            Wait { group, name, sequence, waiting, missing, place: None }
         })
         .collect();
     let leads_on = |wait: &Wait| wait.missing.is_empty() || wait.missing.is_subset(&all_waiting);
@@ -230,14 +242,16 @@ fn members(ranks: &BTreeMap<Rank, &RankEvidence>, name: &str) -> BTreeSet<Rank> 
 fn find_desync(stalled: &[&RankEvidence], now: Instant) -> Option<Desync> {
     let places: BTreeSet<(&str, u64)> = stalled.iter().flat_map(|it| it.pending()).collect();
     places.into_iter().find_map(|(name, sequence)| {
-        let mut calls: Vec<(BTreeSet<Rank>, Collective)> = Vec::new();
+        let mut calls: Vec<Call> = Vec::new();
         let groups = stalled.iter().filter_map(|it| Some((it.rank, it.group(name)?)));
-        for (rank, call) in groups.clone().filter_map(|(rank, it)| Some((rank, it.collective(sequence)?))) {
-            match calls.iter_mut().find(|(_, other)| other == call) {
-                Some((ranks, _)) => {
-                    ranks.insert(rank);
+        for (rank, found) in groups.clone().filter_map(|(rank, it)| Some((rank, it.collective(sequence)?))) {
+            match calls.iter_mut().find(|call| call.collective == *found) {
+                Some(call) => {
+                    call.ranks.insert(rank);
                 }
-                None => calls.push((BTreeSet::from([rank]), call.clone())),
+                None => {
+                    calls.push(Call { ranks: BTreeSet::from([rank]), collective: found.clone(), place: None })
+                }
             }
         }
         let group = groups.map(|(_, group)| group.description.clone()).max().unwrap_or_default();
@@ -258,7 +272,12 @@ fn status(it: &RankEvidence, now: Instant) -> RankStatus {
         None if it.groups.is_some() => Activity::NoCollective,
         None => Activity::Unknown,
     };
-    RankStatus { rank: it.rank, activity, since: now.saturating_duration_since(it.last_progress) }
+    RankStatus {
+        rank: it.rank,
+        activity,
+        since: now.saturating_duration_since(it.last_progress),
+        place: None,
+    }
 }
 
 #[cfg(test)]

@@ -122,6 +122,12 @@ impl RendezvousKeys {
         format!("{}{round}/failure", self.rankrun_prefix)
     }
 
+    /// What the ranks of this node have shown of their progress.
+    #[must_use]
+    pub fn evidence(&self, node_rank: NodeRank) -> String {
+        format!("{}evidence/{node_rank}", self.rankrun_prefix)
+    }
+
     /// Created when all workers of a node have succeeded in this round.
     #[must_use]
     pub fn succeeded(&self, round: u64, node: &Node) -> String {

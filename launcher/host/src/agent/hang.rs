@@ -48,7 +48,8 @@ impl Agent<'_> {
             first_step: times.first_step.unwrap_or(DEFAULT_FIRST_STEP),
             has_other_nodes: round.nodes > NodeCount::ONE,
         };
-        match ProgressWatch::start(channels, round.base_rank, limits) {
+        let board = self.rendezvous.evidence_board();
+        match ProgressWatch::start(channels, round.base_rank, limits, board) {
             Ok(watch) => self.progress_watch = Some(watch),
             Err((error, channels)) => {
                 tracing::warn!(%error, "the workers' progress is not watched");
@@ -136,7 +137,8 @@ impl Agent<'_> {
             CallProgress::Returned(workers) => workers,
             CallProgress::Lost => Vec::new(),
         };
-        let judged = self.pending_hang.take()?.judged;
+        let mut judged = self.pending_hang.take()?.judged;
+        judged.verdict = judged.verdict.with_places(&workers);
         let shown = render_briefly(&workers, SHOWN_CALLS, MAX_SHOWN_LINES).join("\n");
         self.announce("stacks", &format!("no progress; the workers:\n{shown}"));
         let generation = judged.generation;

@@ -17,6 +17,7 @@ use crate::agent::announce::Announcement;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::error::LaunchError;
+use crate::hang::board::EvidenceBoard;
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::task::{NetworkRendezvous, Setup};
@@ -47,6 +48,8 @@ pub(super) struct RendezvousHandle {
     rendezvous: Option<Rendezvous>,
     /// The server of the round's training store, if it is this agent's.
     training_server: Option<Arc<StoreServer>>,
+    /// What the nodes of the round tell each other of the progress of their ranks.
+    evidence_board: Option<Arc<EvidenceBoard>>,
     /// When the agent last joined.
     joined_at: Instant,
     /// The guard's watchdog over this process.
@@ -65,6 +68,7 @@ impl RendezvousHandle {
         Self {
             rendezvous: None,
             training_server: None,
+            evidence_board: None,
             joined_at: Instant::now(),
             watchdog,
             is_watched: false,
@@ -110,6 +114,10 @@ impl RendezvousHandle {
         self.joined_at.elapsed()
     }
 
+    pub(super) fn evidence_board(&self) -> Option<Arc<EvidenceBoard>> {
+        self.evidence_board.clone()
+    }
+
     /// Pids of the clients that have connected to the training store in this round, if this agent has it.
     pub(super) fn client_pids(&self) -> Option<BTreeSet<u32>> {
         Some(self.training_server.as_ref()?.client_ids())
@@ -139,11 +147,12 @@ impl RendezvousHandle {
                 return received.announcements.extend(self.note(&text));
             }
             RendezvousEvent::Note(text) => return received.announcements.extend(self.note(&text)),
-            RendezvousEvent::Joined { round, training_server } => {
+            RendezvousEvent::Joined { round, training_server, evidence_board } => {
                 if self.network().is_some() {
                     trace_round(&round);
                 }
                 self.training_server = training_server;
+                self.evidence_board = evidence_board;
                 self.awaited = None;
                 Input::Joined(round)
             }
@@ -226,6 +235,7 @@ pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
         entrypoint: display_entrypoint(&program_name(&spec.entrypoint)),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         max_restarts: spec.max_restarts,
+        shares_evidence: spec.hang.timeout.is_some(),
     }
 }
 
@@ -280,9 +290,10 @@ impl Agent<'_> {
                     None => self.join(*workers),
                 };
             }
-            Action::TellFailure { end } => {
+            Action::TellFailure { end, hang } => {
                 // The note may have to wait for output: it is made for other nodes only.
-                let note = self.rendezvous.network().and_then(|_| self.workers.failure_note(end));
+                let note = || self.workers.failure_note(end, hang.as_deref());
+                let note = self.rendezvous.network().and_then(|_| note());
                 let Some(note) = note else { return };
                 RendezvousCommand::Failed(note)
             }
@@ -339,7 +350,9 @@ impl Agent<'_> {
     }
 
     fn own_failure(&self, end: &JobOutcome) -> Option<FailureNote> {
-        end.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
+        end.failure
+            .as_ref()
+            .and_then(|failure| self.workers.failure_note(&failure.first, failure.hang.as_deref()))
     }
 }
 

@@ -4,7 +4,9 @@
 //! PyTorch's flight recorder, and `progress_watch` is the thread. The verdict is `rankrun_core::hang`'s, what follows
 //! from it the state's.
 
+pub mod board;
 pub mod channels;
 pub mod file_timer;
 pub(crate) mod progress_watch;
 mod recorder_client;
+mod watched_worker;

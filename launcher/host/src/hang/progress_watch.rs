@@ -2,12 +2,10 @@
 //! recorders of workers without a fresh heartbeat, and reports a verdict when it changes. It ends with the generation.
 #![expect(clippy::disallowed_methods, reason = "evidence has its time")]
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::mem::{Discriminant, discriminant};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
@@ -18,11 +16,13 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rankrun_contract::progress_page::PAGE_BYTES;
 use rankrun_contract::rank::{LocalRank, Rank};
 
+use super::board::EvidenceBoard;
 use super::channels::ProgressChannels;
 use super::recorder_client::{ANSWER_TIMEOUT, ask_recorder};
+use super::watched_worker::WatchedWorker;
 use crate::stacks::STACKS_TIMEOUT;
 use rankrun_core::hang::evidence::{RankEvidence, groups_of_page};
-use rankrun_core::hang::heartbeat::{Heartbeat, HeartbeatError, MAX_HEARTBEAT};
+use rankrun_core::hang::heartbeat::HeartbeatError;
 use rankrun_core::hang::verdict::{Limits, Verdict, judge};
 
 /// Heartbeats are read no more often, so a flood of them costs little.
@@ -30,11 +30,10 @@ const READ_INTERVAL: Duration = Duration::from_millis(250);
 const JUDGE_INTERVALS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// A limit has this many looks.
 const LOOKS: u32 = 4;
+/// A node that has published nothing for so many looks is not judged.
+const SILENT_NODE_LOOKS: u32 = 4;
 /// A thread that runs so much later than it asked for was frozen, and the workers probably with it.
 const FROZEN_AFTER: Duration = Duration::from_secs(1);
-const READ_SIZE: usize = 64 << 10;
-/// The lines of one read that are parsed, from the last one back.
-const MAX_LINES: usize = 16;
 
 /// What the thread has found.
 #[derive(Debug)]
@@ -76,6 +75,7 @@ impl ProgressWatch {
         channels: ProgressChannels,
         base: Rank,
         limits: Limits,
+        board: Option<Arc<EvidenceBoard>>,
     ) -> Result<Self, (io::Error, ProgressChannels)> {
         let new_event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Arc::new);
         let (wake, reported) = match (new_event(), new_event()) {
@@ -87,6 +87,7 @@ impl ProgressWatch {
             ranks: Vec::new(),
             workers: WatchedWorker::of_channels(&channels),
             limits,
+            board,
             commands: inbox,
             wake: Arc::clone(&wake),
             reports: outbox,
@@ -144,21 +145,13 @@ impl Drop for ProgressWatch {
 }
 
 #[derive(Debug)]
-struct WatchedWorker {
-    fifo: Arc<File>,
-    /// The start of a line whose end has not come.
-    partial: Vec<u8>,
-    has_bad_heartbeat: bool,
-    recorder: Option<PathBuf>,
-    page: Option<Arc<File>>,
-}
-
-#[derive(Debug)]
 struct Observer {
     /// By local rank, as `workers`.
     ranks: Vec<RankEvidence>,
     workers: Vec<WatchedWorker>,
     limits: Limits,
+    /// The other nodes, if they tell of their ranks.
+    board: Option<Arc<EvidenceBoard>>,
     commands: Receiver<WatchCommand>,
     wake: Arc<EventFd>,
     reports: Sender<ProgressReport>,
@@ -189,6 +182,8 @@ impl Observer {
                     self.read_pages(now);
                     self.ask_recorders(now);
                     self.discount_frozen_time(now, ANSWER_TIMEOUT);
+                    // A worker may have sent one meanwhile.
+                    has_read |= self.read_heartbeats();
                     self.report_verdict();
                     self.judge_at = Instant::now() + self.interval();
                 }
@@ -222,12 +217,15 @@ impl Observer {
                         evidence.is_finished = true;
                     }
                 }
-                Ok(WatchCommand::Suspended) => self.is_suspended = true,
+                Ok(WatchCommand::Suspended) => {
+                    self.is_suspended = true;
+                    self.publish_evidence();
+                }
                 Ok(WatchCommand::Resumed(lasted)) => {
                     self.is_suspended = false;
-                    self.ranks
-                        .iter_mut()
-                        .for_each(|evidence| evidence.add_suspended_time(lasted, Instant::now()));
+                    let now = Instant::now();
+                    self.ranks.iter_mut().for_each(|evidence| evidence.add_suspended_time(lasted, now));
+                    self.publish_evidence();
                 }
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
@@ -288,11 +286,29 @@ impl Observer {
         });
     }
 
+    fn publish_evidence(&self) {
+        if let Some(board) = &self.board {
+            board.publish(&self.ranks, self.is_suspended, Instant::now());
+        }
+    }
+
+    /// The verdict on the ranks of all nodes that tell of theirs, or of this node alone.
+    fn judge_all(&self, now: Instant) -> Verdict {
+        let Some(board) = &self.board else { return judge(&self.ranks, now, &self.limits) };
+        self.publish_evidence();
+        let others = board.others(now, self.usual_interval() * SILENT_NODE_LOOKS + ANSWER_TIMEOUT);
+        if others.is_suspended {
+            return Verdict::Progress;
+        }
+        let limits = Limits { has_other_nodes: !others.are_all, ..self.limits };
+        judge(&[self.ranks.as_slice(), &others.ranks].concat(), now, &limits)
+    }
+
     /// A hang, a desync or a straggler is reported once, until the job makes progress again or the blamed rank has
     /// ended.
     fn report_verdict(&mut self) {
         let now = Instant::now();
-        let verdict = judge(&self.ranks, now, &self.limits);
+        let verdict = self.judge_all(now);
         match verdict {
             Verdict::Progress => {
                 if self.last_reported.take().is_some() {
@@ -333,6 +349,10 @@ impl Observer {
         if Instant::now() < self.hot_until {
             return JUDGE_INTERVALS.0;
         }
+        self.usual_interval()
+    }
+
+    fn usual_interval(&self) -> Duration {
         (self.limits.usual() / LOOKS).clamp(JUDGE_INTERVALS.0, JUDGE_INTERVALS.1)
     }
 
@@ -356,42 +376,6 @@ impl Observer {
             // A signal, or no memory: the loop must not spin.
             thread::sleep(JUDGE_INTERVALS.0);
         }
-    }
-}
-
-impl WatchedWorker {
-    fn of_channels(channels: &ProgressChannels) -> Vec<Self> {
-        let mut pages = channels.pages.iter().cloned();
-        let worker = |(fifo, local): (&Arc<File>, u32)| Self {
-            fifo: Arc::clone(fifo),
-            partial: Vec::new(),
-            has_bad_heartbeat: false,
-            recorder: channels.recorder_path(LocalRank(local)),
-            page: pages.next(),
-        };
-        channels.fifos.iter().zip(0..).map(worker).collect()
-    }
-
-    /// The last heartbeat that has come, and the error of a bad one.
-    fn read_heartbeat(&mut self) -> (Option<Heartbeat>, Option<HeartbeatError>) {
-        let mut chunk = vec![0; READ_SIZE];
-        let Ok(length) = self.fifo.as_ref().read(&mut chunk) else { return (None, None) };
-        self.partial.extend_from_slice(&chunk[..length]);
-        let Some(end) = memchr::memrchr(b'\n', &self.partial) else {
-            self.partial.truncate(MAX_HEARTBEAT + 1);
-            return (None, None);
-        };
-        let rest = self.partial.split_off(end + 1);
-        let lines = std::mem::replace(&mut self.partial, rest);
-        self.partial.truncate(MAX_HEARTBEAT + 1);
-        let mut error = None;
-        for line in lines[..end].rsplit(|byte| *byte == b'\n').take(MAX_LINES) {
-            match Heartbeat::parse(line) {
-                Ok(heartbeat) => return (Some(heartbeat), error),
-                Err(bad) => error = Some(bad),
-            }
-        }
-        (None, error)
     }
 }
 

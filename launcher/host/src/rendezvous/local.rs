@@ -37,7 +37,7 @@ impl LocalRendezvous {
             RendezvousCommand::Join { workers } => Some(match self.complete_round(*workers) {
                 Ok(round) => {
                     let training_server = self.training_store.server().cloned();
-                    RendezvousEvent::Joined { round: Box::new(round), training_server }
+                    RendezvousEvent::Joined { round: Box::new(round), training_server, evidence_board: None }
                 }
                 Err(error) => RendezvousEvent::Failed(error),
             }),
@@ -76,7 +76,9 @@ mod tests {
     fn join(rendezvous: &mut LocalRendezvous) -> (Round, bool) {
         let workers = LocalWorldSize::new(3).unwrap();
         match rendezvous.answer(&RendezvousCommand::Join { workers }) {
-            Some(RendezvousEvent::Joined { round, training_server }) => (*round, training_server.is_some()),
+            Some(RendezvousEvent::Joined { round, training_server, .. }) => {
+                (*round, training_server.is_some())
+            }
             answer => panic!("{answer:?}"),
         }
     }

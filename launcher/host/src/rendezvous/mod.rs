@@ -23,6 +23,7 @@ use rankrun_core::rendezvous::{
     LostNode, MembershipChange, RendezvousCommand, RendezvousEnd, Round, WaitStatus,
 };
 
+use crate::hang::board::EvidenceBoard;
 use crate::store::StoreServer;
 use local::LocalRendezvous;
 use task::{NetworkRendezvous, Setup};
@@ -80,6 +81,8 @@ pub enum RendezvousEvent {
         round: Box<Round>,
         /// The server of the round's training store, if it is this agent's.
         training_server: Option<Arc<StoreServer>>,
+        /// What the nodes tell each other of the progress of their ranks.
+        evidence_board: Option<Arc<EvidenceBoard>>,
     },
     /// The round ended for a reason on another node: stop the workers, then send [`RendezvousCommand::Join`].
     Changed(MembershipChange),

@@ -27,7 +27,7 @@ impl State {
         let mut failure = self.new_failure(now, end, FailureKind::Hang);
         failure.hang = Some(Box::new(verdict.clone()));
         let ranks = self.collect_ranks(StopReason::WorkerFailed);
-        let report = self.report_failure_to_peers(failure.first);
+        let report = self.report_failure_to_peers(&failure);
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);

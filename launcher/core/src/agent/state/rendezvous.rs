@@ -241,9 +241,9 @@ impl State {
     }
 
     /// Reports the failure to the other nodes at once, unless they know its cause.
-    pub(super) fn report_failure_to_peers(&self, end: WorkerEnd) -> Option<Action> {
-        let is_reported = self.peers.remote_end.is_none() && !self.is_caused_by_peer(end);
-        is_reported.then_some(Action::TellFailure { end })
+    pub(super) fn report_failure_to_peers(&self, failure: &Failure) -> Option<Action> {
+        let is_reported = self.peers.remote_end.is_none() && !self.is_caused_by_peer(failure.first);
+        is_reported.then(|| Action::TellFailure { end: failure.first, hang: failure.hang.clone() })
     }
 
     /// True if another node has reported the cause of such a failure. A failure that lost no peer is not a

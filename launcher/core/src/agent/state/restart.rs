@@ -85,7 +85,7 @@ impl State {
         let reported_rank = failure.first.local_rank;
         let failure = failure.settle();
         if failure.first.local_rank != reported_rank {
-            actions.extend(self.report_failure_to_peers(failure.first));
+            actions.extend(self.report_failure_to_peers(&failure));
         }
         actions.push(Action::Emit(JobEvent::GroupFailed { cause: failure.first }));
         (Some(failure), actions)

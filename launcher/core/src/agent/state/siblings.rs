@@ -39,7 +39,7 @@ impl State {
         {
             return self.report_failure_and_stop(now, live, failure);
         }
-        let report = self.report_failure_to_peers(failure.first);
+        let report = self.report_failure_to_peers(&failure);
         self.phase = JobPhase::Observing { live, failure, until: now + TORCHRUN_POLL_INTERVAL };
         report.into_iter().collect()
     }

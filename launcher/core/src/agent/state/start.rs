@@ -111,7 +111,7 @@ impl State {
         let mut failure = self.new_failure(now, end, FailureKind::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
         let ranks = self.collect_ranks(StopReason::StartTimeout);
-        let report = self.report_failure_to_peers(failure.first);
+        let report = self.report_failure_to_peers(&failure);
         let missing = failure.not_joined.to_vec();
         let ours = self.without_external_worker(&live);
         self.history.record_never_joined();

@@ -15,7 +15,7 @@ pub(super) const MAX_JSON: usize = 64 * 1024;
 pub(super) const MAX_HOST: usize = 255;
 
 /// Longest description of an exit, in characters.
-const MAX_ENDED: usize = 200;
+const MAX_ENDED: usize = 800;
 
 /// Longest error message of a worker and reason of a node, in characters.
 const MAX_MESSAGE: usize = 2000;

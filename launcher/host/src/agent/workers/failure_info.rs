@@ -16,6 +16,8 @@ use crate::reporter::memory::end_in_words;
 use crate::system::short_hostname;
 use rankrun_core::agent::failure::Failure;
 use rankrun_core::agent::state::start::UnansweredDeadline;
+use rankrun_core::hang::sentence::sentence;
+use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::activity::LastOutput;
 use rankrun_core::job_event::{ErrorFileInfo, FailureKind, LostPeer, WorkerEnd, lost_peer_phrase};
 use rankrun_core::placement::WorkerId;
@@ -103,7 +105,11 @@ impl WorkerGroup {
     }
 
     /// The note on a failure for the other nodes.
-    pub(in crate::agent) fn failure_note(&self, end: &WorkerEnd) -> Option<FailureNote> {
+    pub(in crate::agent) fn failure_note(
+        &self,
+        end: &WorkerEnd,
+        hang: Option<&Verdict>,
+    ) -> Option<FailureNote> {
         let round = self.round.as_ref()?;
         let placement = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
@@ -119,7 +125,10 @@ impl WorkerGroup {
             rank: placement.rank,
             local_rank: end.local_rank,
             pid: end.pid.as_raw(),
-            ended: end_in_words(end, placement.rank),
+            ended: hang.map_or_else(
+                || end_in_words(end, placement.rank),
+                |verdict| format!("hang: {}", sentence(verdict)),
+            ),
             message,
             lost_peer: end
                 .error_file_info

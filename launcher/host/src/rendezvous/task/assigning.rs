@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rankrun_contract::rank::NodeRank;
+use rankrun_contract::rank::{NodeCount, NodeRank};
 use tokio::task::JoinHandle;
 
+use crate::hang::board::EvidenceBoard;
 use crate::rendezvous::RendezvousEvent;
 use crate::rendezvous::assign_ranks::{AssignRanksError, RankExchange, assign_ranks};
 use crate::rendezvous::c10d::{C10dBackend, StoreFailure};
@@ -20,6 +21,7 @@ use rankrun_core::rendezvous::Round;
 use rankrun_core::rendezvous::round::{RoundGoal, RoundStep, next};
 use rankrun_core::rendezvous::state::{Node, RendezvousState};
 
+use super::evidence_exchange::EvidenceExchange;
 use super::joining::Joining;
 use super::member::{Membership, PastRound};
 use super::peer_directory::{members_by_rank, ranks_of};
@@ -47,7 +49,7 @@ pub(super) struct ExchangeTask<T> {
 }
 
 /// What an exchange needs for its connection.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ExchangeConnection {
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) settings: ClientSettings,
@@ -171,6 +173,19 @@ impl RendezvousTask {
         }
     }
 
+    /// The nodes tell each other of the progress of their ranks, if this node judges it.
+    fn begin_evidence_exchange(
+        &self,
+        round: &Round,
+        membership: &mut Membership,
+    ) -> Option<Arc<EvidenceBoard>> {
+        let is_shared = self.plan.shares_evidence && round.nodes > NodeCount::ONE;
+        let board = is_shared.then(|| Arc::new(EvidenceBoard::new(round)))?;
+        let (connection, keys) = (self.exchange_connection(), self.plan.keys.clone());
+        membership.evidence_exchange = Some(EvidenceExchange::start(Arc::clone(&board), connection, keys));
+        Some(board)
+    }
+
     /// The workers may start.
     pub(super) async fn start_round(&mut self, mut round: Round, nodes: Vec<Node>) {
         round.interface.clone_from(&self.interface);
@@ -178,8 +193,10 @@ impl RendezvousTask {
         let serves = |server: &Arc<StoreServer>| server.local_addr().port() == round.master.port;
         let training_server = server.filter(|_| round.node_rank.0 == 0).filter(serves);
         let size = round.nodes.get() as usize;
-        self.phase = Phase::Member(Box::new(Membership::new(round.number, nodes, size)));
-        self.events.send(RendezvousEvent::Joined { round: Box::new(round), training_server });
+        let mut membership = Membership::new(round.number, nodes, size);
+        let evidence_board = self.begin_evidence_exchange(&round, &mut membership);
+        self.phase = Phase::Member(Box::new(membership));
+        self.events.send(RendezvousEvent::Joined { round: Box::new(round), training_server, evidence_board });
     }
 }
 

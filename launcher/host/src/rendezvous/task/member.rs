@@ -18,6 +18,7 @@ use rankrun_core::rendezvous::round::{RoundEnd, RoundGoal, RoundStep, next};
 use rankrun_core::rendezvous::state::Node;
 use rankrun_core::rendezvous::{FailureNote, LossRole, LostNode, MembershipChange, NodeName, RendezvousEnd};
 
+use super::evidence_exchange::EvidenceExchange;
 use super::peer_directory::PeerDirectory;
 use super::phase::Phase;
 use super::rendezvous_task::{RendezvousTask, wall};
@@ -73,6 +74,8 @@ pub(super) struct Membership {
     lost_node_query: Option<LostNodeQuery>,
     /// The answer, once a member is gone.
     lost: Option<LostNode>,
+    /// Runs as long as this node is in the round.
+    pub(super) evidence_exchange: Option<EvidenceExchange>,
 }
 
 impl Membership {
@@ -89,6 +92,7 @@ impl Membership {
             unpublished_success: false,
             lost_node_query: None,
             lost: None,
+            evidence_exchange: None,
         }
     }
 

@@ -80,6 +80,7 @@ impl Job {
             entrypoint: self.program.to_owned(),
             version: "1.2.3".to_owned(),
             max_restarts: RestartCount(0),
+            shares_evidence: false,
         }
     }
 
@@ -183,7 +184,7 @@ impl Agent {
     /// The round, and whether this agent has its training store.
     pub(super) fn joined_with_store(&self) -> (Round, bool) {
         match self.next_event() {
-            RendezvousEvent::Joined { round, training_server } => (*round, training_server.is_some()),
+            RendezvousEvent::Joined { round, training_server, .. } => (*round, training_server.is_some()),
             next_event => panic!("{next_event:?}"),
         }
     }

@@ -1,0 +1,186 @@
+//! What the nodes of a round tell each other of their ranks. The thread that watches the progress writes this node's evidence
+//! and reads that of the others; a task of the rendezvous carries both through the store.
+#![expect(clippy::disallowed_methods, reason = "evidence has its time")]
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rankrun_contract::rank::{NodeCount, NodeRank};
+use tokio::sync::Notify;
+
+use rankrun_core::hang::evidence::RankEvidence;
+use rankrun_core::hang::shared::NodeEvidence;
+use rankrun_core::rendezvous::Round;
+
+/// The evidence of all nodes of one round.
+#[derive(Debug)]
+pub struct EvidenceBoard {
+    round: u64,
+    node_rank: NodeRank,
+    nodes: NodeCount,
+    published: Mutex<Published>,
+    has_published: Notify,
+    received: Mutex<BTreeMap<NodeRank, Received>>,
+}
+
+/// What this node has published.
+#[derive(Debug, Default)]
+struct Published {
+    number: u64,
+    json: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Received {
+    evidence: NodeEvidence,
+    at: Instant,
+}
+
+impl EvidenceBoard {
+    pub(crate) fn new(round: &Round) -> Self {
+        Self {
+            round: round.number,
+            node_rank: round.node_rank,
+            nodes: round.nodes,
+            published: Mutex::default(),
+            has_published: Notify::new(),
+            received: Mutex::default(),
+        }
+    }
+
+    /// Publishes the evidence on the ranks of this node.
+    pub(crate) fn publish(&self, ranks: &[RankEvidence], is_suspended: bool, now: Instant) {
+        let mut published = lock(&self.published);
+        published.number += 1;
+        let mut evidence = NodeEvidence::new(self.round, published.number, ranks, now);
+        evidence.is_suspended = is_suspended;
+        published.json = evidence.to_json();
+        self.has_published.notify_one();
+    }
+
+    /// Waits until this node publishes something, and returns the bytes.
+    pub(crate) async fn next_published(&self) -> Vec<u8> {
+        self.has_published.notified().await;
+        lock(&self.published).json.clone()
+    }
+
+    pub(crate) const fn node_rank(&self) -> NodeRank {
+        self.node_rank
+    }
+
+    pub(crate) fn other_nodes(&self) -> Vec<NodeRank> {
+        (0..self.nodes.get()).map(NodeRank).filter(|node| *node != self.node_rank).collect()
+    }
+
+    /// The store has these bytes of another node. Only what a node has published anew says that it is alive.
+    pub(crate) fn receive(&self, node: NodeRank, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let evidence = match NodeEvidence::from_json(bytes) {
+            Ok(evidence) if evidence.round == self.round => evidence,
+            Ok(_) => return,
+            Err(error) => {
+                tracing::debug!("node {node} tells of no ranks: {error}");
+                return;
+            }
+        };
+        let mut received = lock(&self.received);
+        if received.get(&node).is_none_or(|last| last.evidence.number != evidence.number) {
+            received.insert(node, Received { evidence, at: Instant::now() });
+        }
+    }
+
+    /// What the other nodes have published within this time. A node that is suspended tells nothing more.
+    pub(crate) fn others(&self, now: Instant, max_age: Duration) -> OtherNodes {
+        let received = lock(&self.received);
+        let is_fresh = |it: &Received| now.saturating_duration_since(it.at) <= max_age;
+        let mut others = OtherNodes { are_all: true, ..OtherNodes::default() };
+        for node in self.other_nodes() {
+            match received.get(&node) {
+                Some(it) if it.evidence.is_suspended => others.is_suspended = true,
+                Some(it) if is_fresh(it) => others.ranks.extend(it.evidence.clone().into_ranks(it.at)),
+                Some(_) | None => others.are_all = false,
+            }
+        }
+        others
+    }
+}
+
+/// What is known of the other nodes.
+#[derive(Debug, Default)]
+pub(crate) struct OtherNodes {
+    pub(crate) ranks: Vec<RankEvidence>,
+    /// No node is left out.
+    pub(crate) are_all: bool,
+    /// One of them is suspended, so that all ranks wait.
+    pub(crate) is_suspended: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankrun_contract::rank::Rank;
+
+    const MAX_AGE: Duration = Duration::from_secs(5);
+
+    fn board() -> EvidenceBoard {
+        EvidenceBoard {
+            round: 3,
+            node_rank: NodeRank(0),
+            nodes: NodeCount::new(3).unwrap(),
+            published: Mutex::default(),
+            has_published: Notify::new(),
+            received: Mutex::default(),
+        }
+    }
+
+    fn evidence(round: u64, number: u64, rank: u32) -> NodeEvidence {
+        let now = Instant::now();
+        NodeEvidence::new(round, number, &[RankEvidence::new(Rank(rank), now)], now)
+    }
+
+    fn ranks(others: &OtherNodes) -> Vec<u32> {
+        others.ranks.iter().map(|it| it.rank.0).collect()
+    }
+
+    #[test]
+    fn node_that_publishes_nothing_new_is_left_out() {
+        let board = board();
+        board.receive(NodeRank(1), &evidence(3, 1, 4).to_json());
+        board.receive(NodeRank(2), &evidence(3, 1, 8).to_json());
+        let others = board.others(Instant::now(), MAX_AGE);
+        assert_eq!((ranks(&others), others.are_all), (vec![4, 8], true));
+        // The store still has what node 2 has published before.
+        std::thread::sleep(Duration::from_millis(20));
+        board.receive(NodeRank(1), &evidence(3, 2, 4).to_json());
+        board.receive(NodeRank(2), &evidence(3, 1, 8).to_json());
+        let others = board.others(Instant::now(), Duration::from_millis(10));
+        assert_eq!((ranks(&others), others.are_all), (vec![4], false));
+    }
+
+    #[test]
+    fn evidence_of_other_round_and_garbage_count_as_none() {
+        let board = board();
+        for bytes in [evidence(2, 9, 4).to_json(), b"\xff".to_vec(), Vec::new()] {
+            board.receive(NodeRank(1), &bytes);
+        }
+        assert!(!board.others(Instant::now(), MAX_AGE).are_all);
+    }
+
+    #[test]
+    fn suspended_node_stays_suspended_though_it_publishes_nothing_more() {
+        let board = board();
+        let mut suspended = evidence(3, 1, 4);
+        suspended.is_suspended = true;
+        board.receive(NodeRank(1), &suspended.to_json());
+        assert!(board.others(Instant::now() + 100 * MAX_AGE, MAX_AGE).is_suspended);
+        board.receive(NodeRank(1), &evidence(3, 2, 4).to_json());
+        assert!(!board.others(Instant::now(), MAX_AGE).is_suspended);
+    }
+}
