@@ -25,11 +25,11 @@ fn hang_of_one_node_names_waiting_ranks_of_other_nodes() {
     if !is_rankrun() {
         return;
     }
-    let ways: [(fn(usize) -> Launch, &str); 2] = [
-        (|_| c10d(Name::Rankrun, ENDPOINT, "2"), "stop"),
-        (|host| static_launch(Name::Rankrun, "th1", 2, host - 1), "sleep"),
-    ];
-    for (own, how) in ways {
+    for how in ["stop", "sleep"] {
+        let own = |host| match how {
+            "stop" => c10d(Name::Rankrun, ENDPOINT, "2"),
+            _ => static_launch(Name::Rankrun, "th1", 2, host - 1),
+        };
         let Some(outcomes) = outcomes(own, how) else { return };
         let sentence = "rank 0 waits in all_reduce #10; rank 1 has made no progress for ";
         outcomes.iter().for_each(|outcome| _ = outcome.expect_stderr(sentence));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn node_that_publishes_nothing_new_is_left_out() {
+    fn node_that_publishes_nothing_new_is_not_judged() {
         let board = board();
         board.receive(NodeRank(1), &evidence(3, 1, 4).to_json());
         board.receive(NodeRank(2), &evidence(3, 1, 8).to_json());
