@@ -23,8 +23,10 @@ class Heartbeat:
     """Sends one line after each step: `STEP [section=NAME] [limit=SECONDS]`. A launcher that does not read delays nothing."""
 
     def __init__(self):
-        path = os.environ.get("RANKRUN_HEARTBEAT") or os.devnull
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            self.descriptor = os.open(os.environ["RANKRUN_HEARTBEAT"], os.O_WRONLY | os.O_NONBLOCK)
+        except (KeyError, OSError):
+            self.descriptor = os.open(os.devnull, os.O_WRONLY)
 
     def send(self, line):
         with contextlib.suppress(OSError):

@@ -100,6 +100,10 @@ pub struct RankEvidence {
     pub largest_gap: Duration,
     /// The groups that the flight recorder or the progress page lists; `None` if there is no answer to rely on.
     pub groups: Option<Groups>,
+    /// The groups that were forgotten last, to see whether the next answer shows something new.
+    pub(super) forgotten: Option<Groups>,
+    /// Its flight recorder was asked, and has not answered in time.
+    pub is_unanswered: bool,
     /// The last time at which any source showed something new; before that, the start of the rank.
     pub last_progress: Instant,
     /// The rank has exited with 0.
@@ -116,6 +120,8 @@ impl RankEvidence {
             last_heartbeat: None,
             largest_gap: Duration::ZERO,
             groups: None,
+            forgotten: None,
+            is_unanswered: false,
             last_progress: started,
             is_finished: false,
         }
@@ -136,15 +142,17 @@ impl RankEvidence {
             groups.iter().map(|(name, it)| (name.clone(), it.enqueued, it.completed, it.messages)).collect()
         };
         let has_moved = |before: &Groups| counts(before) != counts(&groups);
-        if self.groups.as_ref().map_or(!groups.is_empty(), has_moved) {
+        let before = self.groups.as_ref().or(self.forgotten.as_ref());
+        if before.map_or(!groups.is_empty(), has_moved) {
             self.last_progress = self.last_progress.max(at);
         }
-        self.groups = Some(groups);
+        (self.groups, self.forgotten, self.is_unanswered) = (Some(groups), None, false);
     }
 
     /// The flight recorder does not answer as before: what it said last may be old.
     pub fn forget_groups(&mut self) {
-        self.groups = None;
+        self.forgotten = self.groups.take().or(self.forgotten.take());
+        self.is_unanswered = false;
     }
 
     /// The job stood still for this long until `now`: the time does not count.
@@ -171,9 +179,13 @@ impl RankEvidence {
         self.groups.as_ref().is_some_and(|groups| !groups.is_empty())
     }
 
-    /// It shows something of its progress, or has done so.
+    /// It shows something of its progress, or has done so. A rank that shows nothing else and does not answer may work or
+    /// hang.
     #[must_use]
     pub fn has_evidence(&self) -> bool {
+        if self.is_unanswered && self.last_heartbeat.is_none() {
+            return false;
+        }
         self.last_heartbeat.is_some() || self.has_groups() || self.has_progressed()
     }
 

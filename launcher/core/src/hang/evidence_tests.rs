@@ -56,3 +56,19 @@ fn suspended_time_leads_to_no_time_in_the_future() {
     rank.add_suspended_time(5 * LATER, started + 2 * LATER);
     assert_eq!((rank.started, rank.last_progress), (started + 2 * LATER, started + 2 * LATER));
 }
+
+#[test]
+fn recorder_that_fails_now_and_then_shows_no_progress() {
+    let started = Instant::now();
+    let mut rank = RankEvidence::new(Rank(0), started);
+    rank.record_groups(groups(4, MessageCounts::default()), started + LATER);
+    for times in 2..5 {
+        rank.forget_groups();
+        assert!(!rank.has_groups());
+        rank.record_groups(groups(4, MessageCounts::default()), started + times * LATER);
+        assert_eq!(rank.last_progress, started + LATER);
+    }
+    rank.forget_groups();
+    rank.record_groups(groups(5, MessageCounts::default()), started + 9 * LATER);
+    assert_eq!(rank.last_progress, started + 9 * LATER);
+}

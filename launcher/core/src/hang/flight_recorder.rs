@@ -80,8 +80,10 @@ struct GroupStatus {
 struct RecordedGroup {
     name: String,
     activity: GroupActivity,
-    /// The lowest collective that is not over.
-    first_pending: Option<u64>,
+    /// The last collective that is over.
+    last_retired: u64,
+    /// Those that are not. The program has gone past the ones before the last that is over, such as a call without a `wait`.
+    unretired: BTreeSet<u64>,
 }
 
 /// A count as number or as text; -1 before the first.
@@ -157,8 +159,10 @@ impl RecordedGroup {
             return;
         }
         let sequence = entry.collective_seq_id;
-        if !entry.retired {
-            self.first_pending = Some(self.first_pending.map_or(sequence, |first| first.min(sequence)));
+        if entry.retired {
+            self.last_retired = self.last_retired.max(sequence);
+        } else {
+            self.unretired.insert(sequence);
         }
         group.enqueued = group.enqueued.max(sequence);
         push_recent(group, entry);
@@ -172,8 +176,8 @@ impl RecordedGroup {
     }
 
     fn into_named(mut self) -> (String, GroupActivity) {
-        let enqueued = self.activity.enqueued;
-        self.activity.completed = self.first_pending.map_or(enqueued, |first| first.saturating_sub(1));
+        let pending = self.unretired.range(self.last_retired + 1..).next();
+        self.activity.completed = pending.map_or(self.activity.enqueued, |first| first.saturating_sub(1));
         (self.name, self.activity)
     }
 }
@@ -264,11 +268,12 @@ mod tests {
     }
 
     #[test]
-    fn lowest_entry_that_is_not_retired_is_pending() {
-        let entries = [(7, true), (8, false), (9, true), (10, false)];
+    fn lowest_unretired_entry_behind_last_retired_one_is_pending() {
+        // The rank has gone past a call that never retires.
+        let entries = [(7, true), (8, false), (9, true), (10, false), (11, false)];
         let entries = entries.map(|(number, retired)| entry((0, "0"), number, false, retired));
-        let status = r#""0": {"last_enqueued_collective": "10", "last_completed_collective": "9"}"#;
-        assert_eq!(groups_of(&entries, status)["0"].pending(), Some(8));
+        let status = r#""0": {"last_enqueued_collective": "11", "last_completed_collective": "7"}"#;
+        assert_eq!(groups_of(&entries, status)["0"].pending(), Some(10));
     }
 
     #[test]

@@ -30,6 +30,7 @@ fn hang_sentence(hang: &Hang) -> String {
         Activity::Finished => "exited with 0".to_owned(),
         Activity::Unknown => "shows nothing of its progress".to_owned(),
         Activity::NoCollective => "has called no collective yet".to_owned(),
+        Activity::Unanswered => "does not answer".to_owned(),
         Activity::Step { section: Some(section), step } => {
             format!("has been in section {section} at step {step} for {}", seconds(status.since))
         }
@@ -65,9 +66,11 @@ fn straggler_sentence(straggler: &Straggler) -> String {
             format!("has worked in section {section} at step {step} for {}", seconds(status.since))
         }
         Activity::Step { section: None, step } => format!("works at step {step}"),
-        Activity::Recorded | Activity::NoCollective | Activity::Unknown | Activity::Finished => {
-            "works".to_owned()
-        }
+        Activity::Recorded
+        | Activity::NoCollective
+        | Activity::Unanswered
+        | Activity::Unknown
+        | Activity::Finished => "works".to_owned(),
     });
     wait_parts(&straggler.waits).into_iter().chain(working).collect::<Vec<_>>().join("; ")
 }
@@ -111,6 +114,7 @@ fn join(ranks: &BTreeSet<Rank>, text: &str) -> String {
         ("has been", "have been"),
         ("has worked", "have worked"),
         ("has called", "have called"),
+        ("does not", "do not"),
         ("shows nothing of its", "show nothing of their"),
     ];
     let plural = singular.iter().find_map(|(one, many)| Some(format!("{many}{}", text.strip_prefix(one)?)));

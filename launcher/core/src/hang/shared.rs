@@ -36,6 +36,7 @@ struct SharedRank {
     heartbeat: Option<SharedHeartbeat>,
     largest_gap_ms: u64,
     is_finished: bool,
+    is_unanswered: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     groups: Option<BTreeMap<String, SharedGroup>>,
 }
@@ -118,6 +119,7 @@ impl SharedRank {
             heartbeat,
             largest_gap_ms: millis(it.largest_gap),
             is_finished: it.is_finished,
+            is_unanswered: it.is_unanswered,
             groups,
         }
     }
@@ -143,6 +145,7 @@ impl SharedRank {
             groups,
             last_progress: before(self.progress_ms_ago).max(started),
             is_finished: self.is_finished,
+            is_unanswered: self.is_unanswered,
             ..RankEvidence::new(Rank(self.rank), started)
         }
     }

@@ -76,7 +76,7 @@ fn garbage_of_other_node_is_an_error() {
     }
     // An age that no clock has.
     let text = br#"{"round":1,"number":1,"is_suspended":false,"ranks":[{"rank":4294967295,"started_ms_ago":18446744073709551615,
-        "progress_ms_ago":0,"largest_gap_ms":18446744073709551615,"is_finished":false}]}"#;
+        "progress_ms_ago":0,"largest_gap_ms":18446744073709551615,"is_finished":false,"is_unanswered":false}]}"#;
     let _ =
         judge(&NodeEvidence::from_json(text).unwrap().into_ranks(Instant::now()), Instant::now(), &LIMITS);
 }

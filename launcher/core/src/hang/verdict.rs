@@ -121,6 +121,8 @@ pub enum Activity {
     Recorded,
     /// Its flight recorder answers without any collective.
     NoCollective,
+    /// Its flight recorder does not answer.
+    Unanswered,
     /// It shows nothing.
     Unknown,
 }
@@ -243,7 +245,9 @@ fn find_desync(stalled: &[&RankEvidence], now: Instant) -> Option<Desync> {
     let places: BTreeSet<(&str, u64)> = stalled.iter().flat_map(|it| it.pending()).collect();
     places.into_iter().find_map(|(name, sequence)| {
         let mut calls: Vec<Call> = Vec::new();
+        // A rank that has completed later calls of the group is past this one, perhaps in an older group of the same name.
         let groups = stalled.iter().filter_map(|it| Some((it.rank, it.group(name)?)));
+        let groups = groups.filter(|(_, group)| group.completed <= sequence);
         for (rank, found) in groups.clone().filter_map(|(rank, it)| Some((rank, it.collective(sequence)?))) {
             match calls.iter_mut().find(|call| call.collective == *found) {
                 Some(call) => {
@@ -268,6 +272,7 @@ fn status(it: &RankEvidence, now: Instant) -> RankStatus {
     let activity = match heartbeat {
         _ if it.is_finished => Activity::Finished,
         Some(step) => step,
+        None if it.is_unanswered => Activity::Unanswered,
         None if it.groups.is_some() && (it.has_groups() || it.has_progressed()) => Activity::Recorded,
         None if it.groups.is_some() => Activity::NoCollective,
         None => Activity::Unknown,

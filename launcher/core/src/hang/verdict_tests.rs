@@ -201,3 +201,43 @@ fn collective_that_leads_to_the_missing_rank_is_named_first() {
     assert_eq!(waits, [(8, 2), (3, 1)]);
     assert_eq!(hang.silent.iter().map(|status| status.rank).collect::<Vec<_>>(), [Rank(2)]);
 }
+
+/// Ranks that have called the third of three collectives, but for rank 1, which has completed two.
+fn waiting_ranks(started: Instant) -> Vec<RankEvidence> {
+    let rank = |rank: u32| {
+        let mut evidence = RankEvidence::new(Rank(rank), started);
+        evidence.record_groups(groups(if rank == 1 { 2 } else { 3 }, 2, "all_reduce"), started);
+        evidence
+    };
+    (0..3).map(rank).collect()
+}
+
+#[test]
+fn rank_whose_recorder_does_not_answer_is_missing_and_never_waits() {
+    let started = Instant::now();
+    let mut ranks = waiting_ranks(started);
+    let unanswered = |rank: &mut RankEvidence| {
+        rank.forget_groups();
+        rank.is_unanswered = true;
+    };
+    unanswered(&mut ranks[1]);
+    let Verdict::Hang(hang) = judge(&ranks, started + 2 * LIMIT, &LIMITS) else { panic!("no hang") };
+    assert_eq!(
+        (&hang.waits[0].waiting, &hang.waits[0].missing),
+        (&[0, 2].map(Rank).into(), &[Rank(1)].into())
+    );
+    let silent: Vec<_> = hang.silent.iter().map(|status| (status.rank, &status.activity)).collect();
+    assert_eq!(silent, [(Rank(1), &Activity::Unanswered)]);
+    // Collectives that were in their midst when the recorders answered last may be over by now.
+    ranks.iter_mut().for_each(unanswered);
+    assert_eq!(judge(&ranks, started + 2 * LIMIT, &LIMITS), Verdict::NotEnoughEvidence);
+}
+
+#[test]
+fn calls_of_older_group_of_same_name_are_no_desync() {
+    let started = Instant::now();
+    let mut ranks = waiting_ranks(started);
+    ranks[1].record_groups(groups(20, 20, "broadcast"), started);
+    let Verdict::Hang(hang) = judge(&ranks, started + 2 * LIMIT, &LIMITS) else { panic!("no hang") };
+    assert_eq!(hang.silent[0].rank, Rank(1));
+}

@@ -24,6 +24,10 @@ use rankrun_core::stacks::WorkerStacks;
 const NO_EVIDENCE: &str = "`--hang-timeout` finds nothing to watch: no worker has sent a heartbeat or shown a collective; \
                            write a line to the FIFO in `RANKRUN_HEARTBEAT` after each step";
 
+/// Ranks that compute between two collectives look the same as ranks that hang there.
+const NO_WAIT: &str = "no rank has shown progress for the time of `--hang-timeout`, and none waits in a collective, so they may \
+                       work: `rankrun stacks` shows where they stand; heartbeats would tell";
+
 /// A hang, and the call that takes the stacks of the workers.
 #[derive(Debug)]
 pub(super) struct PendingHang {
@@ -78,6 +82,10 @@ impl Agent<'_> {
                 self.announce("no_evidence", NO_EVIDENCE);
                 None
             }
+            ProgressReport::NoProgressOutsideCollectives => {
+                self.announce("no_progress", NO_WAIT);
+                None
+            }
             ProgressReport::Cleared => {
                 self.pending_hang = None;
                 None
@@ -95,16 +103,26 @@ impl Agent<'_> {
     /// A timer that expires is a failure of its worker, which ends by the signal.
     fn signal_expired_timers(&self) {
         let Some(timers) = self.workers.file_timers() else { return };
-        for (pid, signal) in timers.take_expired() {
-            let target = SignalTarget::open(pid);
-            if !descendants_of(own_pid()).is_ok_and(|found| found.contains(&pid)) {
-                tracing::warn!("a timer of pid {pid} has expired, which is not a process of this job");
+        let expired = timers.take_expired();
+        if expired.is_empty() {
+            return;
+        }
+        // Opened before the look at the descendants: a pid that is one of them then has been one all the time.
+        let targets: Vec<_> = expired.iter().map(|(pid, _)| SignalTarget::open(*pid)).collect();
+        let descendants = descendants_of(own_pid()).unwrap_or_default();
+        let mut foreign = 0;
+        for ((pid, signal), target) in expired.into_iter().zip(targets) {
+            if !descendants.contains(&pid) {
+                foreign += 1;
                 continue;
             }
             self.announce("timer_expired", &format!("a timer of pid {pid} has expired: {signal}"));
             if let Err(error) = target.send(signal as i32) {
                 tracing::warn!("pid {pid} does not get {signal}: {error}");
             }
+        }
+        if foreign > 0 {
+            tracing::warn!("timers of {foreign} processes have expired that are not of this job");
         }
     }
 

@@ -25,6 +25,8 @@ use rankrun_core::worker_command::TIMER_FILE;
 const ENABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 /// How often timers are compared with the clock, as torchrun does.
 const LOOK_MILLISECONDS: u8 = 100;
+/// So many expired timers are handed out at once: the agent looks at signals between two lots.
+const MAX_EXPIRED: usize = 64;
 /// Between two reads, so that a flood of requests costs little.
 const READ_MILLISECONDS: u8 = 10;
 
@@ -87,7 +89,11 @@ impl FileTimerServer {
     /// The processes with an expired timer, and the signal of each.
     pub(crate) fn take_expired(&self) -> Vec<(Pid, Signal)> {
         let _ = self.has_expired.read();
-        self.expired.try_iter().collect()
+        let expired: Vec<_> = self.expired.try_iter().take(MAX_EXPIRED).collect();
+        if expired.len() == MAX_EXPIRED {
+            let _ = self.has_expired.write(1);
+        }
+        expired
     }
 }
 

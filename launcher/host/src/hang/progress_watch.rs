@@ -18,7 +18,7 @@ use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::board::EvidenceBoard;
 use super::channels::ProgressChannels;
-use super::recorder_client::{ANSWER_TIMEOUT, ask_recorder};
+use super::recorder_client::ask_recorder;
 use super::watched_worker::WatchedWorker;
 use crate::stacks::STACKS_TIMEOUT;
 use rankrun_core::hang::evidence::{RankEvidence, groups_of_page};
@@ -28,6 +28,8 @@ use rankrun_core::hang::verdict::{Limits, Verdict, judge};
 /// Heartbeats are read no more often, so a flood of them costs little.
 const READ_INTERVAL: Duration = Duration::from_millis(250);
 const JUDGE_INTERVALS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// A recorder that takes longer for an answer is left out: a busy machine has some seconds.
+const ANSWER_TIMES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// A limit has this many looks.
 const LOOKS: u32 = 4;
 /// A node that has published nothing for so many looks is not judged.
@@ -44,6 +46,8 @@ pub(crate) enum ProgressReport {
     Cleared,
     /// With a limit of the user: the first step and the limit are over, and no worker has shown anything.
     NoEvidence,
+    /// With a limit of the user: no worker has shown progress for that time, and none waits in a collective.
+    NoProgressOutsideCollectives,
     /// The first bad heartbeat of a rank.
     BadHeartbeat { rank: Rank, error: HeartbeatError },
 }
@@ -94,6 +98,7 @@ impl ProgressWatch {
             reported: Arc::clone(&reported),
             last_reported: None,
             has_reported_no_evidence: false,
+            has_reported_no_wait: false,
             is_suspended: false,
             judge_at: Instant::now(),
             hot_until: Instant::now(),
@@ -159,6 +164,7 @@ struct Observer {
     /// The kind of the last verdict, and the rank that was blamed.
     last_reported: Option<(Discriminant<Verdict>, Option<Rank>)>,
     has_reported_no_evidence: bool,
+    has_reported_no_wait: bool,
     is_suspended: bool,
     judge_at: Instant,
     /// Until then the job is judged often: the stacks of a hang are being taken.
@@ -181,7 +187,7 @@ impl Observer {
                 if self.judge_at <= now {
                     self.read_pages(now);
                     self.ask_recorders(now);
-                    self.discount_frozen_time(now, ANSWER_TIMEOUT);
+                    self.discount_frozen_time(now, self.answer_time());
                     // A worker may have sent one meanwhile.
                     has_read |= self.read_heartbeats();
                     self.report_verdict();
@@ -203,7 +209,8 @@ impl Observer {
         let lasted = now.saturating_duration_since(began);
         if lasted > expected + FROZEN_AFTER {
             tracing::debug!("the progress watch stood still: {lasted:.1?} instead of {expected:.1?}");
-            self.ranks.iter_mut().for_each(|evidence| evidence.add_suspended_time(lasted, now));
+            let frozen = lasted.saturating_sub(expected);
+            self.ranks.iter_mut().for_each(|evidence| evidence.add_suspended_time(frozen, now));
         }
     }
 
@@ -267,7 +274,7 @@ impl Observer {
 
     /// Together, so that workers that do not answer hide no others. A worker with a fresh heartbeat is not asked.
     fn ask_recorders(&mut self, now: Instant) {
-        let fresh = self.limits.usual() / LOOKS;
+        let (fresh, patience) = (self.limits.usual() / LOOKS, self.answer_time());
         let asked = self.workers.iter().zip(&mut self.ranks).filter_map(|(worker, evidence)| {
             let heartbeat = evidence.last_heartbeat.as_ref();
             let is_fresh = heartbeat.is_some_and(|last| now.saturating_duration_since(last.at) < fresh);
@@ -278,7 +285,7 @@ impl Observer {
         });
         thread::scope(|scope| {
             for (socket, evidence) in asked {
-                let ask = move || ask_recorder(socket, evidence, now);
+                let ask = move || ask_recorder(socket, evidence, now, patience);
                 let thread = thread::Builder::new().name("flight-recorder".to_owned());
                 // Without a thread it is asked the next time.
                 let _ = thread.spawn_scoped(scope, ask);
@@ -296,7 +303,7 @@ impl Observer {
     fn judge_all(&self, now: Instant) -> Verdict {
         let Some(board) = &self.board else { return judge(&self.ranks, now, &self.limits) };
         self.publish_evidence();
-        let others = board.others(now, self.usual_interval() * SILENT_NODE_LOOKS + ANSWER_TIMEOUT);
+        let others = board.others(now, self.usual_interval() * SILENT_NODE_LOOKS + self.answer_time());
         if others.is_suspended {
             return Verdict::Progress;
         }
@@ -327,17 +334,25 @@ impl Observer {
         }
     }
 
-    /// Once, since a limit that nothing is compared with protects no job.
+    /// Once each, since a limit that nothing is compared with protects no job.
     fn report_no_evidence(&mut self, now: Instant) {
         let Some(limit) = self.limits.hang_timeout else { return };
         let late = self.limits.first_step.saturating_add(limit);
         let is_late = |it: &RankEvidence| now.saturating_duration_since(it.started) >= late;
-        let shows_nothing = |it: &RankEvidence| it.is_finished || is_late(it) && !it.has_evidence();
-        let is_running = self.ranks.iter().any(|it| !it.is_finished);
-        if !self.has_reported_no_evidence && is_running && self.ranks.iter().all(shows_nothing) {
-            self.has_reported_no_evidence = true;
-            self.report(ProgressReport::NoEvidence);
+        let running = || self.ranks.iter().filter(|it| !it.is_finished);
+        if running().next().is_none() || !running().all(|it| is_late(it) && !it.is_unanswered) {
+            return;
         }
+        let report = match running().any(RankEvidence::has_evidence) {
+            false if !std::mem::replace(&mut self.has_reported_no_evidence, true) => {
+                ProgressReport::NoEvidence
+            }
+            true if !std::mem::replace(&mut self.has_reported_no_wait, true) => {
+                ProgressReport::NoProgressOutsideCollectives
+            }
+            _ => return,
+        };
+        self.report(report);
     }
 
     fn report(&self, report: ProgressReport) {
@@ -350,6 +365,10 @@ impl Observer {
             return JUDGE_INTERVALS.0;
         }
         self.usual_interval()
+    }
+
+    fn answer_time(&self) -> Duration {
+        self.limits.usual().clamp(ANSWER_TIMES.0, ANSWER_TIMES.1)
     }
 
     fn usual_interval(&self) -> Duration {

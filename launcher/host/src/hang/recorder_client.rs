@@ -12,19 +12,17 @@ use rankrun_core::hang::flight_recorder::{MAX_TRACE, parse_trace};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// A worker that takes longer for an answer hangs.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The recorders of a worker: one for each kind of process group.
-const BACKENDS: [&str; 2] = ["gloo", "nccl"];
+/// The recorders of a worker, by the name of its kind of process group. PyTorch 2.15 makes `nccl2` where `nccl` is asked for;
+/// the older `nccl` has a recorder of another form.
+const BACKENDS: [&str; 2] = ["gloo", "nccl2"];
 const MAX_HEAD: usize = 16 << 10;
 
 /// Asks the recorders of this worker, and records the answer.
-pub(super) fn ask_recorder(socket: &Path, evidence: &mut RankEvidence, now: Instant) {
-    record_answer(evidence, fetch_groups(socket), now);
+pub(super) fn ask_recorder(socket: &Path, evidence: &mut RankEvidence, now: Instant, patience: Duration) {
+    record_answer(evidence, fetch_groups(socket, patience), now);
 }
 
-/// A worker that does not answer in time may hang, so what it said before still holds. Any other change of its recorder
-/// leaves nothing to rely on: the socket is gone, or another process answers on it.
+/// A collective that the last answer showed in its midst may be over by now: without a new answer there is nothing to rely on.
 fn record_answer(evidence: &mut RankEvidence, answer: io::Result<Groups>, now: Instant) {
     use io::ErrorKind::{TimedOut, WouldBlock};
     match answer {
@@ -32,9 +30,8 @@ fn record_answer(evidence: &mut RankEvidence, answer: io::Result<Groups>, now: I
         Ok(groups) => evidence.record_groups(groups, now),
         Err(error) => {
             tracing::debug!("rank {}: no flight recorder: {error}", evidence.rank);
-            if !matches!(error.kind(), TimedOut | WouldBlock) {
-                evidence.forget_groups();
-            }
+            evidence.forget_groups();
+            evidence.is_unanswered = matches!(error.kind(), TimedOut | WouldBlock);
         }
     }
 }
@@ -43,8 +40,8 @@ fn record_answer(evidence: &mut RankEvidence, answer: io::Result<Groups>, now: I
 ///
 /// # Errors
 /// No server listens there, it does not answer in time, or its answer is not a trace.
-fn fetch_groups(socket: &Path) -> io::Result<Groups> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
+fn fetch_groups(socket: &Path, patience: Duration) -> io::Result<Groups> {
+    let deadline = Instant::now() + patience;
     let mut groups = Groups::new();
     for backend in BACKENDS {
         let answer = post(socket, &format!("/handler/fr_trace_json?backend={backend}"), deadline)?;
@@ -103,6 +100,8 @@ mod tests {
     use std::path::PathBuf;
     use std::thread;
 
+    const PATIENCE: Duration = Duration::from_secs(1);
+
     /// A rank that waits in a collective.
     fn waiting_rank(now: Instant) -> RankEvidence {
         let text = br#"{"entries": [{"process_group": ["0", "default_pg"], "collective_seq_id": 3}]}"#;
@@ -112,9 +111,9 @@ mod tests {
     }
 
     #[test]
-    fn answer_other_than_timeout_leaves_no_old_evidence() {
+    fn answer_that_is_not_a_trace_leaves_no_old_evidence() {
         let error = |kind: io::ErrorKind| Err(io::Error::from(kind));
-        for (answer, keeps) in [
+        for (answer, is_unanswered) in [
             (error(io::ErrorKind::TimedOut), true),
             (error(io::ErrorKind::WouldBlock), true),
             (error(io::ErrorKind::NotFound), false),
@@ -125,7 +124,7 @@ mod tests {
             let now = Instant::now();
             let (mut evidence, text) = (waiting_rank(now), format!("{answer:?}"));
             record_answer(&mut evidence, answer, now);
-            assert_eq!(evidence.groups.is_some(), keeps, "{text}");
+            assert_eq!((evidence.groups, evidence.is_unanswered), (None, is_unanswered), "{text}");
         }
     }
 
@@ -142,7 +141,7 @@ mod tests {
             let _ = stream.read(&mut [0; 1024]);
             let _ = stream.write_all(text.as_bytes());
         });
-        let groups = fetch_groups(&path);
+        let groups = fetch_groups(&path, PATIENCE);
         std::fs::remove_file(path).unwrap();
         groups
     }
@@ -152,7 +151,7 @@ mod tests {
         let text = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"entries\": [{\"process_group\": [\"0\", \
                     \"default_pg\"], \"collective_seq_id\": 3}]}";
         let groups = answers("good", text).unwrap();
-        assert_eq!(groups.keys().collect::<Vec<_>>(), ["gloo:0", "nccl:0"]);
+        assert_eq!(groups.keys().collect::<Vec<_>>(), ["gloo:0", "nccl2:0"]);
         assert_eq!(groups["gloo:0"].pending(), Some(3));
     }
 
@@ -166,7 +165,7 @@ mod tests {
         ] {
             assert!(answers(name, text).is_err(), "{name}");
         }
-        assert!(fetch_groups(Path::new("/nonexistent/socket")).is_err());
+        assert!(fetch_groups(Path::new("/nonexistent/socket"), PATIENCE).is_err());
     }
 
     #[test]
@@ -174,8 +173,8 @@ mod tests {
         let (hold, held) = std::sync::mpsc::channel();
         let path = server("silent", move |stream| hold.send(stream).unwrap());
         let began = Instant::now();
-        assert!(fetch_groups(&path).is_err());
-        assert!(began.elapsed() < 2 * ANSWER_TIMEOUT);
+        assert!(fetch_groups(&path, PATIENCE).is_err());
+        assert!(began.elapsed() < 2 * PATIENCE);
         drop(held);
         std::fs::remove_file(path).unwrap();
     }
@@ -183,7 +182,7 @@ mod tests {
     #[test]
     fn endless_answer_is_given_up() {
         let path = server("endless", |mut stream| while stream.write_all(&[b'x'; 1 << 16]).is_ok() {});
-        assert!(fetch_groups(&path).is_err());
+        assert!(fetch_groups(&path, PATIENCE).is_err());
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 #
 # The launcher writes this file and sitecustomize.py into one file, whose last step calls `start_flight_recorder`. It
 # waits for the import of `torch.distributed`, which it neither causes nor delays, and then starts the server of
-# PyTorch's control plane on the socket in RANKRUN_FLIGHT_RECORDER. The server has a thread of its own without the GIL.
+# PyTorch's control plane on the socket in RANKRUN_FLIGHT_RECORDER. The server has threads of its own without the GIL.
 import os
 import sys
 
