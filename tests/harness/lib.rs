@@ -22,6 +22,7 @@ mod place;
 mod processes;
 mod random;
 mod recording;
+mod schema;
 mod screen;
 mod session;
 mod settings;
@@ -44,6 +45,7 @@ pub use place::{
 pub use processes::{Process, has_thread_in_dstate, is_sleeping, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use recording::{WITH_TORCH, check_recordings, recordings};
+pub use schema::schema_problems;
 pub use screen::Size;
 pub use session::{FIRST_IN_PATH, Session, check_sessions, read_sessions, session_launch};
 pub use settings::{can_use_namespaces, is_rankrun, is_soak, is_torchrun, print_notice};
