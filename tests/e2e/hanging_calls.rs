@@ -246,6 +246,19 @@ fn silent_parent_error_file_leaves_signals_answered() {
     }
 }
 
+#[test]
+fn silent_report_folder_leaves_signals_answered() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let hang = scratch.folder("hang", 0o700);
+    let file = format!("{hang}/report.json");
+    let launch = Launch::standalone(Name::Rankrun, 1).args(["--report", &file]).worker(["exit=0"]);
+    let wait = format!("the file system of the report `{file}`");
+    stop_waiting_launcher(with_silent_folder(launch, &hang).start(), &wait).expect_exit_code(143);
+}
+
 /// A store whose answers come at one byte a second.
 fn open_slow_store(store: &Store) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("the machine has a free port");

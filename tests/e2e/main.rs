@@ -57,6 +57,7 @@ mod pid_one;
 mod ports_and_dns;
 mod progress;
 mod rank_table;
+mod report;
 mod restart_policy;
 mod restarts;
 mod root_cause;

@@ -7,6 +7,7 @@ pub mod fake;
 pub mod options;
 pub mod output_stream;
 pub mod rendezvous;
+pub mod report_file;
 pub mod restart;
 pub mod setting;
 pub mod signal;

@@ -100,15 +100,16 @@ pub const PYTHON_PATH: &str = "PYTHONPATH";
 /// The variable by which programs find the FIFO of PyTorch's file timers.
 pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
-/// Options that name workers of this launch or choose its devices and cores. A launcher that a worker starts has its own, and
-/// inherits the chosen devices.
-const PER_LAUNCH_VARIABLES: [&str; 6] = [
+/// Options that name workers or the report of this launch, or choose its devices and cores. A launcher that a worker starts
+/// has its own, and inherits the chosen devices.
+const PER_LAUNCH_VARIABLES: [&str; 7] = [
     "RANKRUN_LEAVE_OUT",
     "RANKRUN_STDIN",
     "RANKRUN_WRAP",
     "RANKRUN_DEVICES",
     "RANKRUN_DEVICE_ORDER",
     "RANKRUN_BIND_CORES",
+    "RANKRUN_REPORT",
 ];
 
 /// The variables that a worker which is not told of its job must not find.

@@ -14,6 +14,7 @@ use crate::logs::LogError;
 use crate::process::exec_problem::ExecProblem;
 use crate::process::process_limit_hint;
 use crate::rendezvous::error::RendezvousError;
+use crate::report_file::ReportFileError;
 use rankrun_core::posix::ProcessScanError;
 use rankrun_core::worker_command::NulByte;
 
@@ -42,6 +43,9 @@ pub enum LaunchError {
     /// The log tree or a stream could not be opened.
     #[error(transparent)]
     Logs(#[from] LogError),
+    /// The report of the job cannot be written where the user wants it.
+    #[error(transparent)]
+    Report(#[from] ReportFileError),
     /// An argument or variable no program can be given.
     #[error("cannot build the command of rank {rank}")]
     Command {
@@ -128,6 +132,7 @@ impl LaunchError {
         match self {
             Self::Rendezvous(error) => error.hint(),
             Self::Logs(error) => Some(error.hint()),
+            Self::Report(error) => Some(error.hint()),
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
             Self::TimeLimit { is_warned: true, .. } => Some("give it more with `--time-limit`"),
             Self::TimeLimit { is_warned: false, .. } => Some(

@@ -16,6 +16,7 @@
 //! | [`program`] | finds a program as `execvp` does |
 //! | [`regular_file`] | opens regular files, and refuses all others |
 //! | [`rendezvous`] | the connections to the agents of other nodes |
+//! | [`report_file`] | writes the file of `--report` |
 //! | [`reporter`] | every message to the user |
 //! | `stacks` | takes the stacks of running workers |
 //! | [`store`] | the key-value store of workers and agents |
@@ -35,6 +36,7 @@ pub mod process;
 pub mod program;
 pub mod regular_file;
 pub mod rendezvous;
+pub mod report_file;
 pub mod reporter;
 pub(crate) mod stacks;
 pub mod store;

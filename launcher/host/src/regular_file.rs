@@ -3,10 +3,11 @@
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::sys::stat::{FileStat, fstat};
 use rustix::fs::OFlags;
 
 /// An `open` with these returns at once, and a terminal does not become ours by it.
@@ -72,6 +73,33 @@ pub(crate) fn ensure_regular(metadata: &Metadata) -> Result<(), NotRegular> {
     Err(NotRegular { kind })
 }
 
+/// Refuses a FIFO or a device, but for `/dev/null` and the launcher's own output.
+pub(crate) fn ensure_writable(found: &Metadata) -> io::Result<()> {
+    if is_null(found) || is_own_output(found) {
+        return Ok(());
+    }
+    ensure_regular(found).map_err(io::Error::from)
+}
+
+/// Empties the file and writes the text, links followed.
+pub(crate) fn write_in_place(path: &Path, text: &str) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).custom_flags(FLAGS);
+    options.open(path)?.write_all(text.as_bytes())
+}
+
+/// Whether the file is `/dev/null`.
+fn is_null(found: &Metadata) -> bool {
+    let is_it = |null: Metadata| found.file_type().is_char_device() && found.rdev() == null.rdev();
+    fs::metadata("/dev/null").is_ok_and(is_it)
+}
+
+/// Whether it is our standard output or error, as `/dev/stdout` is.
+fn is_own_output(found: &Metadata) -> bool {
+    let is_it = |own: FileStat| (own.st_dev, own.st_ino) == (found.dev(), found.ino());
+    fstat(io::stdout()).is_ok_and(is_it) || fstat(io::stderr()).is_ok_and(is_it)
+}
+
 /// Opens a regular file for reading.
 ///
 /// # Errors
@@ -109,7 +137,7 @@ pub(crate) fn open_nonblocking(path: &Path, options: &mut OpenOptions) -> io::Re
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::Read;
     use std::os::unix::net::UnixListener;
 
     use super::*;

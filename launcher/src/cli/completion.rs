@@ -233,7 +233,7 @@ fn for_shells(option: Arg, cli_flavor: CliFlavor) -> Arg {
         (_, None) => {
             let hint = match LaunchOption::value_name(&option) {
                 "DIR" => ValueHint::DirPath,
-                "PATH" => ValueHint::FilePath,
+                "PATH" | "FILE" => ValueHint::FilePath,
                 _ => ValueHint::Other,
             };
             option.value_hint(hint)

@@ -79,6 +79,9 @@ list as in 0:3,1:2 chooses by local rank. --local-ranks-filter 0 shows one rank 
 
 The files are DIR/<run id>_<suffix>/attempt_<n>/<local rank>/stdout.log and stderr.log, with DIR of
 --log-dir. --duplicate-stdout-filters copies lines with a text to filtered_stdout.log beside them.
+
+--report FILE writes the end of the job for programs: one JSON document with the result, the exit code
+and all that is known of the first failure.
 ";
 
 const STOPPING: &str = "

@@ -20,7 +20,9 @@ const FOREIGN_NAMES: &str = "ASCEND_DEVICE_ID CUDARC_CUDA_VERSION EX_CONFIG EX_T
 /// What the launcher says of a variable of that name.
 fn stderr_with_variable(variable: &str) -> String {
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).env(variable, "1");
-    launch.args(["--no-python", "true"]).run().stderr()
+    // Of some variables the value is the name of a file.
+    let folder = launch.temporary();
+    launch.cwd(folder).args(["--no-python", "true"]).run().stderr()
 }
 
 #[test]

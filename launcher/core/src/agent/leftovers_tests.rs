@@ -121,6 +121,7 @@ fn unknown_leftovers_are_listed_again_until_the_job_fails() {
     assert_eq!(end(&actions).unwrap().peer_notice, PeerNotice::Failed);
     assert_eq!(job.scan_error(), Some(ProcessScanError(TOO_MANY_FILES)));
     let _ = job.handle(at(6), Input::OutputDrained);
+    assert_eq!(job.expected_exit(), Some((ExitStatus::Code(LAUNCHER_FAILED), None)));
     let exits = job.handle(at(6), Input::ParentFileWritten);
     let failed = Action::Exit { status: ExitStatus::Code(LAUNCHER_FAILED) };
     assert_eq!(exits.last(), Some(&failed), "invariant 8");
@@ -140,8 +141,23 @@ fn unknown_leftovers_of_a_success_fail_the_job() {
     let drains = job.handle(at(1), Input::LeftoversKilled { remaining: Err(error) });
     assert_eq!((drains, job.scan_error()), (vec![Action::DrainOutput], Some(error)));
     let _ = job.handle(at(1), Input::OutputDrained);
+    assert_eq!(job.expected_exit(), Some((ExitStatus::Code(LAUNCHER_FAILED), None)));
     let exits = job.handle(at(1), Input::ParentFileWritten);
     assert_eq!(exits.last(), Some(&Action::Exit { status: ExitStatus::Code(LAUNCHER_FAILED) }));
+}
+
+#[test]
+fn signal_that_cuts_a_success_short_is_in_the_expected_exit() {
+    let at = clock();
+    let mut job = new_job(1, 0, CliFlavor::Rankrun);
+    let _ = job.handle(at(0), Input::Ready);
+    assert_eq!(job.expected_exit(), None);
+    let _ = job.handle(at(1), exited(0, 0, Exit::Code(0)));
+    assert_eq!(job.expected_exit(), Some((ExitStatus::SUCCESS, None)));
+    assert_eq!(job.handle(at(2), stop(Signal::SIGTERM, false)), [Action::WriteParentFile]);
+    assert_eq!(job.expected_exit(), Some((ExitStatus::Code(143), Some(Signal::SIGTERM))));
+    let exits = job.handle(at(2), Input::ParentFileWritten);
+    assert_eq!(exits.last(), Some(&Action::Exit { status: ExitStatus::Code(143) }));
 }
 
 /// A start that the stop of the workers cancels is not a failed one.

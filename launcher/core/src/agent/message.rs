@@ -373,7 +373,7 @@ pub enum Action {
     DrainOutput,
     /// Tell the user of a long shutdown.
     Notify(ShutdownNotice),
-    /// Write the error file that the parent process asked for.
+    /// Write the error file that the parent process asked for, and the report of the job.
     WriteParentFile,
     /// Print the final report. A parent's error file that is not written is left behind.
     ReportOutcome,

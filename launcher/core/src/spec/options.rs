@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::CliFlavor;
+use super::report_file::ReportFile;
 use super::signal::StopSignal;
 use super::stop::StopTarget;
 
@@ -38,6 +39,10 @@ pub struct IndependentOptions {
     /// Start the hook also under the name torchrun
     #[arg(long, help_heading = "Workers")]
     pub hooks: bool,
+    /// When the job ends, write all that is known of its end to this file, as one JSON document: result, exit code,
+    /// the first failure with its exception, hang, stacks and last lines. Each node writes its own file
+    #[arg(long, value_name = "FILE", help_heading = "Output and logs")]
+    pub report: Option<ReportFile>,
 }
 
 /// Whether the workers get the variables of a distributed job.

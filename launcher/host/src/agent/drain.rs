@@ -8,6 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use rankrun_contract::report::ErrorReport;
 
+use crate::agent::final_report::FailureSummary;
 use crate::agent::{Agent, error_report, final_report};
 use crate::error::LaunchError;
 use crate::logs::Drained;
@@ -20,9 +21,11 @@ use rankrun_core::spec::CliFlavor;
 /// The outcome of the job, until it is reported.
 pub(super) struct PendingReport {
     pub(super) outcome: JobOutcome,
-    time_limit_error: Option<LaunchError>,
+    pub(super) time_limit_error: Option<LaunchError>,
     /// The launcher's own error, for the process that started it.
     pub(super) own_error: Option<ErrorReport>,
+    /// What is known of its failure, once it was needed.
+    pub(super) summary: Option<FailureSummary>,
 }
 
 impl Agent<'_> {
@@ -43,7 +46,8 @@ impl Agent<'_> {
         self.departure = self.leave(&outcome);
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
         let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
-        self.pending_report = Some(PendingReport { outcome, time_limit_error, own_error: None });
+        self.pending_report =
+            Some(PendingReport { outcome, time_limit_error, own_error: None, summary: None });
         self.departure.as_ref().map(|departure| Input::PeersNotified { until: departure.until })
     }
 
@@ -96,10 +100,14 @@ impl Agent<'_> {
         if let Some(file) = self.parent_file.take() {
             self.abandon_call(file.call);
         }
-        let Some(PendingReport { outcome, time_limit_error, .. }) = self.pending_report.take() else {
+        if let Some(file) = self.job_report.take() {
+            self.abandon_call(file);
+        }
+        let Some(PendingReport { outcome, time_limit_error, summary, .. }) = self.pending_report.take()
+        else {
             return;
         };
-        let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
+        let shown = self.final_report.report((&outcome, summary), &self.workers, self.user_log);
         if let Some(RendezvousEnd::Failed { error, .. }) = &outcome.remote_end {
             self.announce_error(error.error(), error.hint());
         }

@@ -3,13 +3,14 @@
 #![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rankrun_contract::report::{self, ErrorReport, MessageForm};
 
 use crate::agent::parent_error_file::ParentErrorFile;
 use crate::agent::workers::WorkerGroup;
+use crate::reporter::summary::FailureReport;
 use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::user_log::UserLog;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
@@ -26,7 +27,16 @@ pub(super) struct FinalReport {
     cli_flavor: CliFlavor,
     title: String,
     parent_file: Option<PathBuf>,
+    report_file: Option<PathBuf>,
     launcher: Pid,
+}
+
+/// The failure of a worker of this node, as console and report file show it.
+pub(super) struct FailureSummary {
+    pub(super) report: FailureReport,
+    /// The texts of error files that the console shows.
+    shown: ShownTexts,
+    pub(super) hint: Option<String>,
 }
 
 impl FinalReport {
@@ -36,8 +46,30 @@ impl FinalReport {
             cli_flavor: spec.cli_flavor,
             title: program::title(spec, foreign_python.as_deref()),
             parent_file: spec.parent_error_file.clone(),
+            report_file: spec.options.report.as_ref().map(|file| file.0.clone()),
             launcher,
         }
+    }
+
+    /// The file of `--report`.
+    pub(super) fn report_file(&self) -> Option<&Path> {
+        self.report_file.as_deref()
+    }
+
+    /// The start has refused the file, and the user knows it.
+    pub(super) fn forget_report_file(&mut self) {
+        self.report_file = None;
+    }
+
+    /// Collects what is known of the failure; call after the drain.
+    pub(super) fn summarize(&self, outcome: &JobOutcome, workers: &WorkerGroup) -> Option<FailureSummary> {
+        let failure = outcome.failure.as_ref()?;
+        let (mut report, shown) = workers.failure_context(failure).failure_report(failure);
+        if self.cli_flavor == CliFlavor::Rankrun {
+            report.cause_hint = workers.cause_hint(&report);
+        }
+        let hint = summary::hint(&report);
+        Some(FailureSummary { report, shown, hint })
     }
 
     pub(super) const fn launcher(&self) -> Pid {
@@ -48,13 +80,16 @@ impl FinalReport {
     /// rankrun prints its failure report. Returns the texts of error files that were shown.
     pub(super) fn report(
         &self,
-        outcome: &JobOutcome,
+        (outcome, summary): (&JobOutcome, Option<FailureSummary>),
         workers: &WorkerGroup,
         user_log: &UserLog,
     ) -> ShownTexts {
         let mut shown = ShownTexts::default();
+        let summary = summary.or_else(|| self.summarize(outcome, workers));
         match (&outcome.failure, outcome.stopped_by, self.cli_flavor) {
-            (Some(failure), ..) => shown = self.report_failure(failure, workers, user_log),
+            (Some(failure), ..) => {
+                shown = summary.map_or(shown, |it| self.report_failure((failure, it), workers, user_log));
+            }
             (None, Some(signal), CliFlavor::Torchrun) if matches!(outcome.status, ExitStatus::Code(_)) => {
                 user_log.print(&torch_report::of_signal(signal, self.launcher));
             }
@@ -70,20 +105,20 @@ impl FinalReport {
         shown
     }
 
-    fn report_failure(&self, failure: &Failure, workers: &WorkerGroup, user_log: &UserLog) -> ShownTexts {
-        let context = workers.failure_context(failure);
-        let (mut report, shown) = context.failure_report(failure);
-        if self.cli_flavor == CliFlavor::Rankrun {
-            report.cause_hint = workers.cause_hint(&report);
-        }
-        let hint = summary::hint(&report);
+    fn report_failure(
+        &self,
+        (failure, summary): (&Failure, FailureSummary),
+        workers: &WorkerGroup,
+        user_log: &UserLog,
+    ) -> ShownTexts {
+        let FailureSummary { mut report, shown, hint } = summary;
         if self.cli_flavor == CliFlavor::Torchrun {
             // Printed once: torchrun's report shows it.
             report.report = None;
         }
         user_log.failure(&summary::render(&report), hint.as_deref());
         if self.cli_flavor == CliFlavor::Torchrun {
-            let report = context.torch_report(failure, self.title.clone());
+            let report = workers.failure_context(failure).torch_report(failure, self.title.clone());
             user_log.torch_report(&torch_report::render(&report));
         }
         shown
@@ -127,8 +162,8 @@ impl FinalReport {
     }
 }
 
-/// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
-fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, user_log: &UserLog) {
+/// The first cause, where it is on another node. Every node of the job shows the same one.
+pub(super) fn remote_cause<'a>(outcome: &'a JobOutcome, workers: &WorkerGroup) -> Option<&'a FailureNote> {
     let first = outcome.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| match note {
         FailureNote::Worker(failed) => {
@@ -141,12 +176,20 @@ fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, user_log: 
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = outcome.stop_reason().is_some();
+    let is_hidden = |note: &FailureNote| is_own(note) || (is_stopped && note.why_node_ended_job().is_some());
+    outcome.first_cause.as_deref().filter(|note| !is_hidden(note))
+}
+
+/// Prints how the job ended on other nodes.
+fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, user_log: &UserLog) {
     if let Some(ending @ RendezvousEnd::ByRule { .. }) = &outcome.remote_end {
         user_log.print_line(&nodes::remote_end_text(ending));
     }
+    if let Some(note) = remote_cause(outcome, workers) {
+        user_log.failure(&nodes::first_cause(note), Some(&nodes::hint(note)));
+    }
     match (&outcome.first_cause, &outcome.remote_end) {
-        (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
-        (Some(note), _) => user_log.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
+        (Some(_), _) => {}
         (None, Some(ending @ RendezvousEnd::NotNeeded)) => {
             user_log.print_line(&nodes::remote_end_text(ending))
         }

@@ -56,7 +56,7 @@ impl Agent<'_> {
         }
         inputs.extend(self.progress_inputs());
         inputs.extend(self.take_drained());
-        inputs.extend(self.advance_parent_file());
+        inputs.extend(self.advance_end_files());
         if self.departure.take_if(|departure| departure.is_over()).is_some() {
             inputs.push_back(Input::PeersLeft);
         }

@@ -10,6 +10,7 @@ mod announce;
 mod control;
 mod device_check;
 mod drain;
+mod end_files;
 mod events;
 mod external_worker;
 mod failure_context;
@@ -17,6 +18,7 @@ mod final_report;
 mod hang;
 mod host;
 mod inputs;
+mod job_report;
 mod opening;
 mod parent_error_file;
 mod progress;
@@ -46,6 +48,7 @@ use crate::agent::drain::PendingReport;
 use crate::agent::final_report::FinalReport;
 use crate::agent::hang::PendingHang;
 use crate::agent::inputs::wait_for_inputs;
+use crate::agent::job_report::{FailedStart, JobReportCall};
 use crate::agent::opening::OpenedResources;
 use crate::agent::parent_error_file::ParentFileCall;
 use crate::agent::progress::ProgressProbe;
@@ -97,10 +100,14 @@ pub struct AgentSetup {
 /// Runs the job and tells the guard how it ended.
 pub fn run(setup: AgentSetup, link: &GuardLink, user_log: UserLog) {
     let parent_file = setup.spec.parent_error_file.clone();
+    let failed_start = FailedStart::of(&setup);
     let status = run_job(setup, link, &user_log).unwrap_or_else(|error| {
         user_log.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
             parent_error_file::write_error_report(&path, &error_report(&error), &user_log);
+        }
+        if let Some(start) = &failed_start {
+            start.write_report(&error, &user_log);
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
@@ -122,7 +129,7 @@ fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<Ex
     };
     agent.end_leftovers();
     agent.drain_output();
-    agent.write_parent_file_now();
+    agent.write_end_files_now();
     agent.report_outcome();
     agent.control.close();
     if let AgentAbort::Blind(source) = abort {
@@ -183,6 +190,8 @@ struct Agent<'a> {
     departure: Option<PendingShutdown>,
     /// The error file of the parent process, while it is written.
     parent_file: Option<ParentFileCall>,
+    /// The report of the job, while it is written.
+    job_report: Option<JobReportCall>,
 }
 
 impl<'a> Agent<'a> {
@@ -223,6 +232,7 @@ impl<'a> Agent<'a> {
             drained: None,
             departure: None,
             parent_file: None,
+            job_report: None,
         })
     }
 
@@ -368,7 +378,7 @@ impl<'a> Agent<'a> {
             Action::Notify(notice) => {
                 self.announce(notice.name(), leftovers_text::shutdown_notice(notice));
             }
-            Action::WriteParentFile => return self.write_parent_file(),
+            Action::WriteParentFile => return self.write_end_files(),
             Action::ReportOutcome => self.report_outcome(),
             Action::SweepLeftovers { step } => {
                 return Some(Input::LeftoversSwept { result: self.sweep_leftovers(step) });

@@ -16,6 +16,8 @@ use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
 use crate::process::exec_files::{is_local_with_own_loader, read_exec_files};
 use crate::rendezvous::Rendezvous;
+use crate::report_file;
+use rankrun_core::spec::report_file::ReportFile;
 use rankrun_core::spec::{EventLog, LaunchSpec, LogDir};
 
 /// What outlives every generation.
@@ -44,12 +46,13 @@ pub(super) fn start_opening(
     files.start(move |step| open_resources((&spec, hook.as_deref()), step)).map(WatchedCall::new)
 }
 
-/// True if no call waits for a server. A folder that the user named is unknown yet, so the question itself might hang, and
+/// True if no call waits for a server. A folder or file that the user named is unknown yet, so the question itself might hang, and
 /// so are an interpreter and a foreign loader; the program and the temporary folder were read with the command line.
 fn opens_at_once(spec: &LaunchSpec) -> bool {
     let is_named = matches!(spec.logs.dir, LogDir::At(_));
     let resolves = spec.rendezvous.is_shared() || spec.rendezvous.store().addr.parse::<IpAddr>().is_err();
     !is_named
+        && spec.options.report.is_none()
         && !resolves
         && spec.events != EventLog::Console
         && spec.logs.dir.folder().is_none_or(is_in_memory)
@@ -75,6 +78,10 @@ fn open_resources(
     (spec, hook): (&LaunchSpec, Option<&Path>),
     step: &CallStep,
 ) -> Result<OpenedResources, LaunchError> {
+    if let Some(ReportFile(path)) = &spec.options.report {
+        step.set(format!("the file system of the report `{}`", path.display()));
+        report_file::check(path)?;
+    }
     step.set(format!("a name server to resolve `{}`", spec.rendezvous.host()));
     // First, since they leave nothing behind when the rest fails.
     let rendezvous = Rendezvous::open(rendezvous_setup(spec))?;

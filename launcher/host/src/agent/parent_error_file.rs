@@ -1,20 +1,15 @@
 //! Writes the error file that the parent process asked for, on a thread of its own: its file system may not answer.
-#![expect(clippy::disallowed_methods, reason = "a wait has its time")]
 
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::Agent;
-use crate::agent::inputs::wait_for_inputs;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::{BlockingCall, CallProgress, CallStep};
 use crate::reporter::parent_file::{self, ParentFileError};
 use crate::reporter::user_log::UserLog;
-use rankrun_core::agent::message::Input;
-use rankrun_core::agent::phase::{FLUSH_TIMEOUT, USUAL_WAIT};
+use rankrun_core::agent::phase::FLUSH_TIMEOUT;
 
 /// The error file of the parent process, and what will be in it.
 #[derive(Debug)]
@@ -40,42 +35,25 @@ type ReplacedText = Result<Option<String>, ParentFileError>;
 
 impl Agent<'_> {
     /// Starts to write the file, if there is one.
-    pub(super) fn write_parent_file(&mut self) -> Option<Input> {
-        let report = self.pending_report.as_ref()?;
+    pub(super) fn start_parent_file(&mut self) {
+        let Some(report) = &self.pending_report else { return };
         let (outcome, own_error) = (&report.outcome, report.own_error.as_ref());
         let file = self.final_report.parent_file(outcome, own_error, &self.workers, self.user_log);
-        let Some(ParentErrorFile { path, text, shows_replaced_text }) = file else {
-            return Some(Input::ParentFileWritten);
-        };
+        let Some(ParentErrorFile { path, text, shows_replaced_text }) = file else { return };
         match BlockingCall::start("parent-file", replace_file(&path, text)).map(WatchedCall::new) {
-            Ok(call) => {
-                self.parent_file = Some(ParentFileCall { call, path, shows_replaced_text });
-                None
-            }
-            Err(error) => {
-                self.announce(NOT_WRITTEN, &no_thread(&path, &error));
-                Some(Input::ParentFileWritten)
-            }
+            Ok(call) => self.parent_file = Some(ParentFileCall { call, path, shows_replaced_text }),
+            Err(error) => self.announce(NOT_WRITTEN, &no_thread(&path, &error)),
         }
     }
 
-    /// Writes the file where the loop has ended. A file system that does not answer at once is left behind.
-    pub(super) fn write_parent_file_now(&mut self) {
-        let _ = self.write_parent_file();
-        if let Some(file) = &self.parent_file {
-            let _ = wait_for_inputs(&[file.call.as_fd()], Some(Instant::now() + USUAL_WAIT));
-            let _ = self.advance_parent_file();
-        }
-    }
-
-    /// [`Input::ParentFileWritten`] once the file is written.
-    pub(super) fn advance_parent_file(&mut self) -> Option<Input> {
-        let file = self.parent_file.as_mut()?;
+    /// Takes the answer of the call, if there is one.
+    pub(super) fn advance_parent_file(&mut self) {
+        let Some(file) = &mut self.parent_file else { return };
         match file.call.progress() {
             CallProgress::Running => {
                 let wait = file.call.report_long_wait();
                 wait.iter().for_each(|text| self.announce_call(text));
-                return None;
+                return;
             }
             CallProgress::Returned(Ok(Some(replaced))) if file.shows_replaced_text => {
                 self.user_log.replaced(&file.path.display().to_string(), replaced.trim_end());
@@ -84,7 +62,6 @@ impl Agent<'_> {
             CallProgress::Returned(Ok(_)) | CallProgress::Lost => {}
         }
         self.parent_file = None;
-        Some(Input::ParentFileWritten)
     }
 }
 
@@ -109,6 +86,6 @@ fn replace_file(path: &Path, text: String) -> impl FnOnce(&CallStep) -> Replaced
     }
 }
 
-fn no_thread(path: &Path, error: &std::io::Error) -> String {
+pub(super) fn no_thread(path: &Path, error: &std::io::Error) -> String {
     format!("cannot write `{}`: no thread can be started: {error}", path.display())
 }

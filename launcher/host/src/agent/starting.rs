@@ -25,7 +25,8 @@ impl Agent<'_> {
         let join = self.pending_join.as_ref().filter(|_| starts).and_then(|join| join.call.deadline());
         let start = self.pending_start.as_ref().filter(|_| starts).and_then(|start| start.call.deadline());
         let parent_file = self.parent_file.as_ref().and_then(|file| file.call.deadline());
-        [opening, join, start, parent_file].into_iter().flatten()
+        let job_report = self.job_report.as_ref().and_then(WatchedCall::deadline);
+        [opening, join, start, parent_file, job_report].into_iter().flatten()
     }
 
     /// Readable when such a call has ended.
@@ -34,7 +35,8 @@ impl Agent<'_> {
         let opening = opening.chain(self.pending_join.iter().map(|join| join.call.as_fd()));
         let calls = opening.chain(self.pending_start.iter().map(|start| start.call.as_fd()));
         let parent_file = self.parent_file.iter().map(|file| file.call.as_fd());
-        calls.filter(|_| !self.state.is_suspended()).chain(parent_file)
+        let end_files = parent_file.chain(self.job_report.iter().map(AsFd::as_fd));
+        calls.filter(|_| !self.state.is_suspended()).chain(end_files)
     }
 
     /// Tells the user of a call that takes long. The job can be asked and stopped over its socket from then on.
@@ -64,7 +66,12 @@ impl Agent<'_> {
                 self.rendezvous.install(rendezvous);
                 Some(Input::Ready)
             }
-            Err(error) => Some(Input::OpeningFailed(self.report_launcher_error(&error))),
+            Err(error) => {
+                if matches!(error, LaunchError::Report(_)) {
+                    self.final_report.forget_report_file();
+                }
+                Some(Input::OpeningFailed(self.report_launcher_error(&error)))
+            }
         }
     }
 

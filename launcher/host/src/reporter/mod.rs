@@ -5,8 +5,10 @@
 pub(crate) mod causes;
 pub(crate) mod early;
 pub(crate) mod events;
+pub(crate) mod exception;
 pub(crate) mod file_limit;
 pub(crate) mod job_event_text;
+pub(crate) mod job_report;
 pub(crate) mod leftovers;
 pub mod local_time;
 pub(crate) mod log_space;

@@ -2,13 +2,11 @@
 //! `TORCHELASTIC_ERROR_FILE` and reads the cause of the failure there.
 
 use std::error::Error;
-use std::fs::{self, Metadata, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, Metadata};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::sys::stat::{FileStat, fstat};
 use rankrun_core::posix::{Pid, Signal};
 
 use rankrun_contract::report::{self, ErrorReport};
@@ -74,8 +72,8 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<Option<String>, ParentF
     let unwritten = |source| ParentFileError { path: path.to_owned(), source };
     let found = fs::metadata(path).ok();
     let is_plain = found.as_ref().is_some_and(Metadata::is_file);
-    if let Some(found) = found.filter(|found| !is_null(found) && !is_own_output(found)) {
-        regular_file::ensure_regular(&found).map_err(|error| unwritten(error.into()))?;
+    if let Some(found) = &found {
+        regular_file::ensure_writable(found).map_err(unwritten)?;
     }
     let old = is_plain.then(|| start_of(path)).flatten();
     // The launcher must not remove a link such as `/dev/stdout`: it writes to the target.
@@ -83,27 +81,8 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<Option<String>, ParentF
         // As torch does; where the folder does not permit it, the file is emptied instead.
         let _ = fs::remove_file(path);
     }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)
-        .map_err(unwritten)?;
-    file.write_all(text.as_bytes()).map_err(unwritten)?;
+    regular_file::write_in_place(path, text).map_err(unwritten)?;
     Ok(old)
-}
-
-/// Whether the file is `/dev/null`.
-fn is_null(found: &Metadata) -> bool {
-    let is_it = |null: Metadata| found.file_type().is_char_device() && found.rdev() == null.rdev();
-    fs::metadata("/dev/null").is_ok_and(is_it)
-}
-
-/// Whether it is our standard output or error, as `/dev/stdout` is.
-fn is_own_output(found: &Metadata) -> bool {
-    let is_it = |own: FileStat| (own.st_dev, own.st_ino) == (found.dev(), found.ino());
-    fstat(io::stdout()).is_ok_and(is_it) || fstat(io::stderr()).is_ok_and(is_it)
 }
 
 fn start_of(path: &Path) -> Option<String> {

@@ -139,14 +139,20 @@ const SHOWN_CALLS: usize = 3;
 /// A call stack with this number of bytes of the message's start shows the message.
 const MESSAGE_START: usize = 1000;
 
-/// The report as text, each line ended.
+/// The first line of the report: which worker failed first, and how.
 #[must_use]
-pub(crate) fn render(failure: &FailureReport) -> String {
+pub(crate) fn headline(failure: &FailureReport) -> String {
     let worker = match failure.node.rank {
         Some(_) => worker_name_on_node(failure.rank, failure.local_rank, &failure.node),
         None => format!("rank {}", failure.rank),
     };
-    let mut lines = vec![format!("{worker} failed first: {}", failure_text(failure))];
+    format!("{worker} failed first: {}", failure_text(failure))
+}
+
+/// The report as text, each line ended.
+#[must_use]
+pub(crate) fn render(failure: &FailureReport) -> String {
+    let mut lines = vec![headline(failure)];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", failure.rank, failure.local_rank, failure.pid));
     if failure.device.is_known_to_runtime {
@@ -378,7 +384,8 @@ fn ranks(ranks: &[Rank]) -> String {
     format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, list.join(", "))
 }
 
-fn timestamp(at: SystemTime) -> String {
+/// A time as `2026-11-27T07:05:06.562Z`.
+pub(in crate::reporter) fn timestamp(at: SystemTime) -> String {
     humantime::format_rfc3339_millis(at).to_string()
 }
 

@@ -11,6 +11,7 @@ use crate::agent::message::{Action, Input, JobOutcome, SweepResult};
 use crate::agent::phase::{FLUSH_TIMEOUT, JobPhase, Shutdown, ShutdownStep, USUAL_WAIT};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::job_event::ShutdownNotice;
+use crate::posix::Signal;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, LeftoverPolicy};
 
@@ -201,7 +202,11 @@ impl State {
 
     fn exit(&mut self, shutdown: &Shutdown) -> Action {
         self.phase = JobPhase::Finished;
-        let status = match (shutdown.signal, self.rules.cli_flavor) {
+        Action::Exit { status: self.shutdown_status(shutdown) }
+    }
+
+    fn shutdown_status(&self, shutdown: &Shutdown) -> ExitStatus {
+        match (shutdown.signal, self.rules.cli_flavor) {
             _ if self.scan_error.is_some() => ExitStatus::Code(LAUNCHER_FAILED),
             (Some(signal), CliFlavor::Rankrun) if shutdown.status == ExitStatus::SUCCESS => {
                 ExitStatus::of_signal(signal as i32)
@@ -210,8 +215,17 @@ impl State {
                 ExitStatus::Code(LAUNCHER_FAILED)
             }
             _ => shutdown.status,
-        };
-        Action::Exit { status }
+        }
+    }
+
+    /// The status of the [`Action::Exit`] that follows, and the signal that cut the shutdown short. Both are settled from
+    /// [`Action::WriteParentFile`] on.
+    #[must_use]
+    pub fn expected_exit(&self) -> Option<(ExitStatus, Option<Signal>)> {
+        match &self.phase {
+            JobPhase::ShuttingDown(shutdown) => Some((self.shutdown_status(shutdown), shutdown.signal)),
+            _ => None,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ mod python;
 mod text;
 mod torch;
 
-pub(crate) use text::is_exception;
+pub(crate) use text::{is_exception, without_rank};
 
 #[cfg(test)]
 mod tests;

@@ -71,7 +71,7 @@ fn is_indented(line: &str) -> bool {
 }
 
 /// PyTorch puts `[rank0]: ` before each line of a traceback.
-fn without_rank(line: &str) -> &str {
+pub(crate) fn without_rank(line: &str) -> &str {
     let rest = line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: "));
     rest.filter(|(rank, _)| rank.bytes().all(|byte| byte.is_ascii_digit())).map_or(line, |(_, rest)| rest)
 }

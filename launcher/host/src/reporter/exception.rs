@@ -1,0 +1,175 @@
+//! The exception that a worker ended with: of its error file, else of the last traceback of Python in its last lines. Pure.
+
+use rankrun_contract::report::ErrorReport;
+use rankrun_core::stacks::Frame;
+
+use crate::reporter::causes::{is_exception, without_rank};
+
+/// An error of a program, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct WorkerException {
+    /// Such as `ValueError` or `torch.OutOfMemoryError`; a Rust program gives none.
+    pub kind: Option<String>,
+    /// Its text; of the output only the first line. `None` if the exception has no text.
+    pub message: Option<String>,
+    /// The innermost call. Its function is empty where Python names none, as for a syntax error.
+    pub frame: Option<Frame>,
+}
+
+/// The error of an error file.
+#[must_use]
+pub(crate) fn exception_of_report(report: &ErrorReport) -> WorkerException {
+    let frame = report.callstack.as_deref().and_then(innermost_frame);
+    WorkerException { frame, ..exception_of_message(&report.message) }
+}
+
+/// `ValueError: no data`, or another text. Only a name with a capital letter is a type there: no traceback is around it.
+#[must_use]
+pub(crate) fn exception_of_message(message: &str) -> WorkerException {
+    let has_capital = |kind: &str| kind.contains(|letter: char| letter.is_uppercase());
+    match split_exception(message).filter(|(kind, _)| has_capital(kind)) {
+        Some((kind, text)) => WorkerException {
+            kind: Some(kind.to_owned()),
+            message: Some(text.to_owned()).filter(|text| !text.is_empty()),
+            frame: None,
+        },
+        None => WorkerException { message: Some(message.to_owned()), ..WorkerException::default() },
+    }
+}
+
+/// The exception of the last traceback in a worker's last lines. Lines between its own are passed over: other threads and
+/// standard output write beside it.
+#[must_use]
+pub(crate) fn exception_in_output(lines: &[String]) -> Option<WorkerException> {
+    let (mut found, mut frame, mut is_inside, mut was_indented) = (None, None, false, false);
+    for line in lines.iter().map(|line| without_rank(line)).filter(|line| !line.trim().is_empty()) {
+        let is_indented = line.starts_with([' ', '\t']);
+        if line.ends_with("Traceback (most recent call last):") {
+            (is_inside, frame) = (true, None);
+        } else if is_indented {
+            if let Some(call) = parse_frame(line) {
+                // The first lines of a long traceback may be cut off.
+                (is_inside, frame) = (true, Some(call));
+            }
+        } else if is_inside
+            && (was_indented || is_exception(line))
+            && let Some((kind, text)) = split_exception(line)
+        {
+            let message = Some(text.to_owned()).filter(|text| !text.is_empty());
+            found = Some(WorkerException { kind: Some(kind.to_owned()), message, frame: frame.take() });
+            is_inside = false;
+        }
+        was_indented = is_indented;
+    }
+    found
+}
+
+/// The last call that a traceback of Python lists.
+fn innermost_frame(callstack: &str) -> Option<Frame> {
+    callstack.lines().rev().find_map(|line| parse_frame(without_rank(line)))
+}
+
+/// `  File "data.py", line 17, in load_batch`.
+fn parse_frame(line: &str) -> Option<Frame> {
+    let (file, rest) = line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")?;
+    let (number, function) = rest.split_once(", in ").unwrap_or((rest, ""));
+    let line = number.trim_end().parse().ok()?;
+    Some(Frame { function: function.trim_end().to_owned(), file: file.to_owned(), line })
+}
+
+/// The name of an exception and its text.
+fn split_exception(line: &str) -> Option<(&str, &str)> {
+    let (kind, text) = line.split_once(':').unwrap_or((line, ""));
+    let is_name = |part: &str| {
+        part.starts_with(|letter: char| letter.is_alphabetic() || letter == '_')
+            && part.chars().all(|letter| letter.is_alphanumeric() || letter == '_')
+    };
+    let is_text = text.is_empty() || text.starts_with([' ', '\n']);
+    (is_text && kind.trim_end().split('.').all(is_name)).then(|| (kind.trim_end(), text.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_output(text: &str) -> Option<WorkerException> {
+        exception_in_output(&text.lines().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    fn exception(kind: &str, message: Option<&str>, frame: Option<(&str, u32, &str)>) -> WorkerException {
+        WorkerException {
+            kind: Some(kind.to_owned()),
+            message: message.map(str::to_owned),
+            frame: frame.map(|(file, line, function)| Frame {
+                function: function.to_owned(),
+                file: file.to_owned(),
+                line,
+            }),
+        }
+    }
+
+    const TRACEBACK: &str = "\
+step 9
+Traceback (most recent call last):
+  File \"/job/train.py\", line 40, in <module>
+    main()
+    ~~~~^^
+  File \"/job/data.py\", line 17, in load_batch
+    raise ValueError(\"no data\")
+ValueError: no data
+";
+
+    #[test]
+    fn traceback_in_output_gives_exception_and_innermost_frame() {
+        let expected = exception("ValueError", Some("no data"), Some(("/job/data.py", 17, "load_batch")));
+        assert_eq!(in_output(TRACEBACK), Some(expected.clone()));
+        let of_rank = TRACEBACK.lines().map(|line| format!("[rank1]: {line}\n")).collect::<String>();
+        assert_eq!(in_output(&of_rank), Some(expected.clone()));
+        let beside = TRACEBACK.replace("    main()\n", "    main()\nepoch 3\n") + "[W119] process group\n";
+        assert_eq!(in_output(&beside), Some(expected.clone()));
+        let cut = TRACEBACK.split_once("    main()\n").unwrap().1;
+        assert_eq!(in_output(cut), Some(expected));
+    }
+
+    #[test]
+    fn last_of_chained_tracebacks_is_the_exception() {
+        let text = format!(
+            "{TRACEBACK}\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most \
+             recent call last):\n  File \"/job/train.py\", line 44, in <module>\n    stop()\nmine.Stopped\n"
+        );
+        let expected = exception("mine.Stopped", None, Some(("/job/train.py", 44, "<module>")));
+        assert_eq!(in_output(&text), Some(expected));
+    }
+
+    #[test]
+    fn syntax_error_has_a_frame_without_function() {
+        let text = "  File \"/job/a b.py\", line 3\n    def (\n        ^\nSyntaxError: invalid syntax\n";
+        let expected = exception("SyntaxError", Some("invalid syntax"), Some(("/job/a b.py", 3, "")));
+        assert_eq!(in_output(text), Some(expected));
+    }
+
+    #[test]
+    fn output_without_traceback_has_no_exception() {
+        for text in ["", "ValueError: only said\n", "  indented\nstatus: fine\n", "a\n  File \"x\"\nb: c\n"] {
+            assert_eq!(in_output(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn error_file_gives_exception_or_text_alone() {
+        let report = |message: &str, callstack: &str| ErrorReport {
+            message: message.to_owned(),
+            callstack: Some(callstack.to_owned()),
+            unix_seconds: None,
+            lost_rank: None,
+        };
+        let expected = exception("ValueError", Some("no data"), Some(("/job/data.py", 17, "load_batch")));
+        assert_eq!(exception_of_report(&report("ValueError: no data", TRACEBACK)), expected);
+        for text in ["cannot read `x`: No such file", "timeout: no answer"] {
+            let of_rust = exception_of_report(&report(text, "caused by: y"));
+            let expected = WorkerException { message: Some(text.to_owned()), ..WorkerException::default() };
+            assert_eq!(of_rust, expected);
+        }
+        assert_eq!(exception_of_message("KeyError"), exception("KeyError", None, None));
+    }
+}
