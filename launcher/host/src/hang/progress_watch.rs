@@ -97,8 +97,7 @@ impl ProgressWatch {
             reports: outbox,
             reported: Arc::clone(&reported),
             last_reported: None,
-            has_reported_no_evidence: false,
-            has_reported_no_wait: false,
+            reported_once: Vec::new(),
             is_suspended: false,
             judge_at: Instant::now(),
             hot_until: Instant::now(),
@@ -163,8 +162,8 @@ struct Observer {
     reported: Arc<EventFd>,
     /// The kind of the last verdict, and the rank that was blamed.
     last_reported: Option<(Discriminant<Verdict>, Option<Rank>)>,
-    has_reported_no_evidence: bool,
-    has_reported_no_wait: bool,
+    /// The reports that are made once.
+    reported_once: Vec<Discriminant<ProgressReport>>,
     is_suspended: bool,
     judge_at: Instant,
     /// Until then the job is judged often: the stacks of a hang are being taken.
@@ -344,15 +343,13 @@ impl Observer {
             return;
         }
         let report = match running().any(RankEvidence::has_evidence) {
-            false if !std::mem::replace(&mut self.has_reported_no_evidence, true) => {
-                ProgressReport::NoEvidence
-            }
-            true if !std::mem::replace(&mut self.has_reported_no_wait, true) => {
-                ProgressReport::NoProgressOutsideCollectives
-            }
-            _ => return,
+            false => ProgressReport::NoEvidence,
+            true => ProgressReport::NoProgressOutsideCollectives,
         };
-        self.report(report);
+        if !self.reported_once.contains(&discriminant(&report)) {
+            self.reported_once.push(discriminant(&report));
+            self.report(report);
+        }
     }
 
     fn report(&self, report: ProgressReport) {

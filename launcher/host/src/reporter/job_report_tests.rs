@@ -11,7 +11,7 @@ use crate::reporter::summary::tests::example_failure;
 use rankrun_contract::rank::{LocalRank, Rank};
 use rankrun_contract::report::ErrorReport;
 use rankrun_core::hang::evidence::Collective;
-use rankrun_core::hang::verdict::{Activity, Desync, Hang, RankStatus, Verdict, Wait};
+use rankrun_core::hang::verdict::{Activity, Call, Desync, Hang, RankStatus, Verdict, Wait};
 use rankrun_core::job_event::memory::{OomEvidence, PeakMemory};
 use rankrun_core::job_event::{FailureKind, ForeignKill};
 use rankrun_core::posix::Exit;
@@ -125,11 +125,13 @@ fn verdict_is_data_without_unknown_fields() {
             sequence: 10,
             waiting: ranks(&[0]),
             missing: ranks(&[1]),
+            place: Some("train.py:41".to_owned()),
         }],
         silent: vec![RankStatus {
             rank: Rank(1),
             activity: Activity::Step { step: 9, section: None },
             since: Duration::from_micros(1_234_567),
+            place: None,
         }],
         has_other_nodes: false,
     });
@@ -139,14 +141,18 @@ fn verdict_is_data_without_unknown_fields() {
     assert_eq!(failure["kind"], "hang");
     let expected = json!({
         "verdict": "hang", "has_other_nodes": false,
-        "waits": [{"collective": "all_reduce", "sequence": 10, "waiting": [0], "missing": [1]}],
+        "waits": [{"collective": "all_reduce", "sequence": 10, "waiting": [0], "missing": [1], "place": "train.py:41"}],
         "ranks": [{"rank": 1, "activity": "step", "step": 9, "seconds": 1.235}],
     });
     assert_eq!(failure["hang"], expected);
     let stacks = json!([{"rank": 1, "local_rank": 0, "python": [], "is_python_cut": false, "is_main_missing": false, "threads": []}]);
     assert_eq!(failure["stacks"], stacks);
-    let call = |name: &str| Collective { sequence: 7, name: name.to_owned(), elements: None };
-    let calls = vec![(ranks(&[0, 2]), call("all_reduce")), (ranks(&[1]), call("broadcast"))];
+    let call = |name: &str, of: &[u32]| Call {
+        ranks: ranks(of),
+        collective: Collective { sequence: 7, name: name.to_owned(), elements: None },
+        place: None,
+    };
+    let calls = vec![call("all_reduce", &[0, 2]), call("broadcast", &[1])];
     let since = Duration::from_secs(3);
     let desync = Verdict::Desync(Desync { group: "dp".to_owned(), sequence: 7, calls, since });
     let failure = failure_of(&report, Some(&desync));

@@ -33,6 +33,7 @@ struct WaitRecord {
     sequence: u64,
     waiting: Vec<u32>,
     missing: Vec<u32>,
+    place: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -42,6 +43,7 @@ struct RankRecord {
     step: Option<u64>,
     section: Option<String>,
     seconds: f64,
+    place: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -49,6 +51,7 @@ struct CallRecord {
     ranks: Vec<u32>,
     collective: String,
     elements: Option<u64>,
+    place: Option<String>,
 }
 
 /// The verdict as data; `None` if it is not about missing progress.
@@ -78,10 +81,11 @@ pub(super) fn hang_record(verdict: &Verdict) -> Option<HangRecord> {
             ..none
         },
         Verdict::Desync(desync) => {
-            let calls = desync.calls.iter().map(|(ranks, call)| CallRecord {
-                ranks: numbers(ranks),
-                collective: call.name.clone(),
-                elements: call.elements,
+            let calls = desync.calls.iter().map(|call| CallRecord {
+                ranks: numbers(&call.ranks),
+                collective: call.collective.name.clone(),
+                elements: call.collective.elements,
+                place: call.place.clone(),
             });
             HangRecord {
                 verdict: "desync",
@@ -102,6 +106,7 @@ fn wait_record(wait: &Wait) -> WaitRecord {
         sequence: wait.sequence,
         waiting: numbers(&wait.waiting),
         missing: numbers(&wait.missing),
+        place: wait.place.clone(),
     }
 }
 
@@ -111,9 +116,11 @@ fn rank_record(status: &RankStatus) -> RankRecord {
         Activity::Step { step, section } => ("step", Some(*step), section.clone()),
         Activity::Recorded => ("recorded", None, None),
         Activity::NoCollective => ("no_collective", None, None),
+        Activity::Unanswered => ("unanswered", None, None),
         Activity::Unknown => ("unknown", None, None),
     };
-    RankRecord { rank: status.rank.0, activity, step, section, seconds: seconds(status.since) }
+    let (seconds, place) = (seconds(status.since), status.place.clone());
+    RankRecord { rank: status.rank.0, activity, step, section, seconds, place }
 }
 
 fn numbers(ranks: &BTreeSet<Rank>) -> Vec<u32> {
