@@ -110,19 +110,15 @@ impl Agent<'_> {
         // Opened before the look at the descendants: a pid that is one of them then has been one all the time.
         let targets: Vec<_> = expired.iter().map(|(pid, _)| SignalTarget::open(*pid)).collect();
         let descendants = descendants_of(own_pid()).unwrap_or_default();
-        let mut foreign = 0;
         for ((pid, signal), target) in expired.into_iter().zip(targets) {
             if !descendants.contains(&pid) {
-                foreign += 1;
+                timers.report_foreign(pid);
                 continue;
             }
             self.announce("timer_expired", &format!("a timer of pid {pid} has expired: {signal}"));
             if let Err(error) = target.send(signal as i32) {
                 tracing::warn!("pid {pid} does not get {signal}: {error}");
             }
-        }
-        if foreign > 0 {
-            tracing::warn!("timers of {foreign} processes have expired that are not of this job");
         }
     }
 

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -50,6 +50,8 @@ pub(crate) struct FileTimerServer {
     ended: Arc<EventFd>,
     expired: Receiver<(Pid, Signal)>,
     has_expired: Arc<EventFd>,
+    /// One line tells of timers of processes that are not of this job.
+    foreign_reported: Once,
 }
 
 impl FileTimerServer {
@@ -73,7 +75,7 @@ impl FileTimerServer {
         thread::Builder::new()
             .name("file-timers".to_owned())
             .spawn(move || reader.run(&stop, &outbox, &ready))?;
-        Ok(Self { path, ended, expired, has_expired })
+        Ok(Self { path, ended, expired, has_expired, foreign_reported: Once::new() })
     }
 
     /// The path for workers.
@@ -94,6 +96,12 @@ impl FileTimerServer {
             let _ = self.has_expired.write(1);
         }
         expired
+    }
+
+    /// A timer of this process has expired, which is not of this job.
+    pub(crate) fn report_foreign(&self, pid: Pid) {
+        let text = "has expired, which is not a process of this job; further ones are ignored";
+        self.foreign_reported.call_once(|| tracing::warn!("a timer of pid {pid} {text}"));
     }
 }
 
