@@ -10,9 +10,10 @@ use harness::{
 };
 use nix::sys::signal::Signal;
 
-/// A heap may have a peak once, when threads had to wait for a processor. What leaks grows all the time: 33 bytes for
-/// each restart would be a page more at each look.
-const PEAK_GROWTH_KB: usize = 128;
+/// From the second look on, since each generation has a thread, whose first hundred leave pieces in the heap (12 runs: 48 to 72
+/// KiB until the second look, 40 to 68 from there to the last). A heap may have a peak once, when threads had to wait for a
+/// processor. A leak of 260 bytes for each restart costs more.
+const PEAK_GROWTH_KB: usize = 96;
 
 /// From one look to the next, freed pieces of other sizes may cost the heap more than this once or twice, and more on a busy
 /// machine. A leak of 200 bytes for each restart costs more each time.
@@ -67,7 +68,7 @@ fn many_restarts_leak_no_memory_descriptors_or_children() {
         let memory = samples.each_ref().map(|sample| sample[process].own_memory_kb);
         let mut growths = memory[1..].windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
         let is_steady = growths.any(|growth| growth < STEADY_GROWTH_KB);
-        assert!(is_steady && late.own_memory_kb <= early.own_memory_kb + PEAK_GROWTH_KB, "{memory:?} KiB");
+        assert!(is_steady && late.own_memory_kb <= memory[1] + PEAK_GROWTH_KB, "{memory:?} KiB");
     }
 }
 

@@ -8,8 +8,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
