@@ -220,6 +220,27 @@ fn values_known_only_at_launch_are_marked() {
 }
 
 #[test]
+fn server_for_trainer_is_shown_for_rank_0_alone() {
+    let line = "rankrun explain --nproc-per-node 2 --progress trainer x.py";
+    let explanation = explained(line, &[("https_proxy", "a"), ("all_proxy", "b"), ("NO_PROXY", "c")]);
+    let url = variable(&explanation, "KUBEFLOW_TRAINER_SERVER_URL");
+    assert_eq!((url.value, url.source), (known("http://127.0.0.1:PORT/"), option("--progress")));
+    let token = variable(&explanation, "KUBEFLOW_TRAINER_SERVER_TOKEN").value;
+    let LaunchValue::AtLaunch(Pending::Path(token)) = token else { panic!("{token:?}") };
+    assert!(token.ends_with("progress-0/trainer.token"), "{}", token.display());
+    assert_eq!(variable(&explanation, "no_proxy").value, known("c,127.0.0.1"));
+    let has_server = |explanation: &Explanation, rank: usize| {
+        let mut names = explanation.ranks[rank].variables.iter().map(|variable| variable.name);
+        names.any(|name| name.starts_with("KUBEFLOW_"))
+    };
+    assert!(!has_server(&explanation, 1));
+    assert!(!has_server(&explained(line, &[("KUBEFLOW_TRAINER_SERVER_URL", "https://kubeflow")]), 0));
+    let (question, facts) = question(line, &[]);
+    let script = rendered(&of(&question, &facts), &question, ExplainForm::Script(LocalRank(0)));
+    assert!(!String::from_utf8(script).unwrap().contains("KUBEFLOW_"));
+}
+
+#[test]
 fn log_folder_contains_given_run_id_or_is_none() {
     let explanation = explained("rankrun explain --rdzv-id a/b --log-dir /l x.py", &[]);
     let folder = PathBuf::from("/l/a_b_????????/attempt_0");

@@ -78,4 +78,5 @@ mod suggestions;
 mod terminal;
 mod torchrun_reports;
 mod tracing;
+mod trainer;
 mod wrap;

@@ -1,6 +1,7 @@
 //! Training frameworks that recognise torchrun by its environment, on two CPU ranks.
 
-use harness::{Launch, Name, Scratch, frameworks, python_modules};
+use harness::{Launch, Name, Scratch, fixture, frameworks, python_modules};
+use serde_json::Value;
 
 use crate::programs::{assert_same_lines, number_after, script};
 
@@ -18,6 +19,25 @@ fn hugging_face_trainer_trains_on_both_ranks() {
     assert!(line.starts_with("distributed, world size 2: loss "), "{line}");
     // It begins near ln 16 = 2.77; this is the mean over the training.
     assert!(number_after(line, "loss ") < 2.5, "{line}");
+}
+
+/// A proxy of the user is not asked for the way to the launcher.
+#[test]
+fn steps_of_hugging_face_trainer_are_in_status() {
+    let scratch = Scratch::new();
+    let runtime = scratch.folder("runtime", 0o700);
+    let launch = framework(Name::Rankrun, "hf_trainer.py", &scratch).env("RANKRUN_PROGRESS", "trainer");
+    let launch = launch.env("XDG_RUNTIME_DIR", runtime).env("E2E_RANKRUN", fixture("launcher-under-test"));
+    let outcome = launch.env("http_proxy", "http://127.0.0.1:9").env("NO_PROXY", "example.org").run();
+    let stdout = outcome.expect_exit_code(0).stdout();
+    let json = stdout.split_once("\n{\n").and_then(|(_, json)| json.rsplit_once("\n}"));
+    let (json, _) = json.unwrap_or_else(|| panic!("rank 0 prints a status: {outcome}"));
+    let status: Value = serde_json::from_str(&format!("{{{json}}}")).expect("it is JSON");
+    let training = &status["training"];
+    assert_eq!((&training["step"], &training["total_steps"]), (&10.into(), &10.into()), "{outcome}");
+    assert_eq!(training["remaining_seconds"], 0, "{outcome}");
+    // It begins near ln 16 = 2.77.
+    assert!(training["loss"].as_f64().is_some_and(|loss| (0.1..2.5).contains(&loss)), "{outcome}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::posix::Signal;
 
 use crate::device::{DeviceChoice, DeviceType};
 use crate::spec::device_request::DeviceRequest;
-use crate::spec::options::{Distributed, IndependentOptions};
+use crate::spec::options::{Distributed, IndependentOptions, ProgressSource};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
@@ -164,6 +164,12 @@ impl LaunchSpec {
     pub fn watches_progress(&self) -> bool {
         let is_wanted = self.cli_flavor == CliFlavor::Rankrun || self.hang.timeout.is_some();
         is_wanted && self.external_worker.is_none()
+    }
+
+    /// Whether the Trainer of rank 0 reports to the launcher.
+    #[must_use]
+    pub fn answers_trainer(&self) -> bool {
+        self.options.progress == Some(ProgressSource::Trainer) && self.watches_progress()
     }
 
     /// Whether workers are asked for the collectives that PyTorch has recorded: the hook starts what answers.

@@ -8,6 +8,7 @@ use rankrun_contract::env::{self, NESTING, RankrunEnv, Role, WorkerEnv};
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
 
 use crate::device::Visibility;
+use crate::hang::trainer_access::{TrainerAccess, variables_of_outer_launcher};
 use crate::placement::Placement;
 use crate::rendezvous::Round;
 use crate::spec::{CliFlavor, Entrypoint, LaunchSpec};
@@ -69,6 +70,8 @@ pub struct ProgressFiles {
     pub flight_recorder: Option<PathBuf>,
     /// Its progress page, if it is not Python.
     pub page: Option<PathBuf>,
+    /// Of rank 0: how its Trainer reaches the launcher, if it is to.
+    pub trainer: Option<TrainerAccess>,
 }
 
 /// The variables of the hook of one worker.
@@ -146,6 +149,7 @@ pub fn worker_command(
             env::FLIGHT_RECORDER,
             env::PROGRESS_PAGE,
         ])
+        .chain(variables_of_outer_launcher(environment).iter().copied())
         .collect();
     let is_ours = |name: &OsStr| ours.iter().any(|ours| OsStr::new(ours) == name);
     let kept = environment.iter().filter(|(name, _)| !is_ours(name));
@@ -256,6 +260,7 @@ pub fn worker_environment(
         vars.push((env::HEARTBEAT, progress.heartbeat.clone().into()));
         vars.extend(progress.flight_recorder.iter().map(|path| (env::FLIGHT_RECORDER, path.into())));
         vars.extend(progress.page.iter().map(|path| (env::PROGRESS_PAGE, path.into())));
+        vars.extend(progress.trainer.iter().flat_map(TrainerAccess::variables));
     }
     vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {

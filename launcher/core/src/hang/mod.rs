@@ -3,7 +3,8 @@
 //! A worker shows two things, each optional: heartbeats that its program sends ([`heartbeat`]), and the collectives
 //! that PyTorch's flight recorder lists ([`flight_recorder`]). [`evidence`] keeps the last of both per rank and when it
 //! changed. [`verdict`] judges all ranks together, and [`sentence`] has the words. [`shared`] is what nodes tell each other. The
-//! agent's `hang` collects the evidence. Pure.
+//! agent's `hang` collects the evidence. [`trainer_status`] reads reports of Hugging Face's Trainer, which stand for
+//! heartbeats. Pure.
 
 pub mod evidence;
 pub mod file_timer;
@@ -12,4 +13,7 @@ pub mod heartbeat;
 mod place;
 pub mod sentence;
 pub mod shared;
+pub mod trainer_access;
+pub mod trainer_request;
+pub mod trainer_status;
 pub mod verdict;

@@ -43,6 +43,18 @@ pub struct IndependentOptions {
     /// the first failure with its exception, hang, stacks and last lines. Each node writes its own file
     #[arg(long, value_name = "FILE", help_heading = "Output and logs")]
     pub report: Option<ReportFile>,
+    /// Where heartbeats come from, beside the program: trainer answers the Kubeflow callback of Hugging Face's Trainer
+    /// in rank 0, so a training sends its steps without a change [default: the program alone]
+    #[arg(long, help_heading = "Stopping")]
+    pub progress: Option<ProgressSource>,
+}
+
+/// Where heartbeats come from, beside the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProgressSource {
+    /// Hugging Face's Trainer, by its Kubeflow callback.
+    Trainer,
 }
 
 /// Whether the workers get the variables of a distributed job.
@@ -104,6 +116,10 @@ mod tests {
         for distributed in Distributed::value_variants() {
             let word = distributed.to_possible_value().unwrap();
             assert_eq!(serde_json::to_value(distributed).unwrap(), word.get_name());
+        }
+        for source in ProgressSource::value_variants() {
+            let word = source.to_possible_value().unwrap();
+            assert_eq!(serde_json::to_value(source).unwrap(), word.get_name());
         }
     }
 }

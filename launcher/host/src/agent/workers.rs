@@ -39,6 +39,7 @@ use crate::console::{Console, is_terminal};
 use crate::error::{LaunchError, SpawnError};
 use crate::hang::channels::ProgressChannels;
 use crate::hang::file_timer::{FileTimerServer, timer_path};
+use crate::hang::trainer_server::SharedTrainerStatus;
 use crate::hooks::{hook_folder, python_path};
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree};
@@ -108,6 +109,8 @@ pub(super) struct WorkerGroup {
     events: Option<EventSink>,
     /// By which the workers of the last started generation show their progress, until a thread watches them.
     channels: Option<ProgressChannels>,
+    /// What the Trainer of rank 0 has reported, if it runs here and reports.
+    training: Option<SharedTrainerStatus>,
     /// From the first generation on, if the environment asks for it.
     file_timers: Option<FileTimerServer>,
 }
@@ -170,6 +173,7 @@ impl WorkerGroup {
             oom_ledger: OomLedger::default(),
             full_log_folder: None,
             channels: None,
+            training: None,
             file_timers: None,
         })
     }
@@ -313,6 +317,7 @@ impl WorkerGroup {
     ) -> Result<(), StartFailed> {
         let GenerationContext { generation, round, .. } = context;
         self.attempt = folders.attempt;
+        self.training = folders.channels.as_ref().and_then(ProgressChannels::trainer_status);
         self.channels = folders.channels;
         self.file_timers = self.file_timers.take().or(folders.file_timers);
         self.program = folders.program;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use rankrun_core::hang::trainer_status::TrainerStatus;
 use rankrun_core::job_event::JobState;
 use rankrun_core::stacks::WorkerStacks;
 
@@ -197,8 +198,30 @@ pub struct JobStatus {
     pub world_size: u32,
     /// Time since the launcher was ready to start workers.
     pub uptime_seconds: f64,
+    /// What the Trainer of rank 0 has reported last (`--progress trainer`), on its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingStatus>,
     /// The workers of this node.
     pub ranks: Vec<WorkerStatus>,
+}
+
+/// How far a training has come, by its own reports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainingStatus {
+    /// The last reported step.
+    pub step: u64,
+    /// The steps of the whole training.
+    pub total_steps: Option<u64>,
+    /// The time until its end, as the program estimates it.
+    pub remaining_seconds: Option<u64>,
+    /// The last loss that the program has logged, if it is finite.
+    pub loss: Option<f64>,
+}
+
+impl From<TrainerStatus> for TrainingStatus {
+    fn from(TrainerStatus { step, total_steps, remaining, loss, .. }: TrainerStatus) -> Self {
+        Self { step, total_steps, remaining_seconds: remaining.map(|time| time.as_secs()), loss }
+    }
 }
 
 /// The state of a worker process.

@@ -1,5 +1,6 @@
 //! The folder by which the workers of one generation show their progress: for each one a FIFO for its heartbeats, and
-//! its progress page or the path of a socket on which its flight recorder answers.
+//! its progress page or the path of a socket on which its flight recorder answers. For rank 0 also the token of the server
+//! that answers its Trainer.
 //!
 //! A FIFO of its own for each worker: what one writes counts for no other rank.
 
@@ -13,9 +14,12 @@ use std::sync::Arc;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use rankrun_contract::progress_page::PAGE_BYTES;
-use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize};
+use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
+use super::trainer_server::{SharedTrainerStatus, TrainerServer};
 use crate::logs::tree::{held_folder_pattern, make_held_folder};
+use rankrun_core::hang::trainer_access::{TrainerAccess, has_server};
+use rankrun_core::placement::Placement;
 use rankrun_core::spec::LaunchSpec;
 use rankrun_core::worker_command::ProgressFiles;
 
@@ -46,8 +50,17 @@ pub(crate) struct ProgressChannels {
     /// By local rank; empty without pages.
     pub(super) pages: Vec<Arc<File>>,
     kinds: ChannelKinds,
+    trainer: Option<Box<TrainerChannel>>,
     /// Tells `rankrun gc` that the job is alive, where the folder is not below another one of the job.
     _lock: Option<File>,
+}
+
+/// The server for the Trainer of rank 0.
+#[derive(Debug)]
+struct TrainerChannel {
+    local_rank: LocalRank,
+    access: TrainerAccess,
+    server: TrainerServer,
 }
 
 impl ProgressChannels {
@@ -61,7 +74,8 @@ impl ProgressChannels {
         kinds: ChannelKinds,
     ) -> io::Result<Self> {
         let (folder, lock) = make_folder(base, environment, generation)?;
-        let mut channels = Self { folder, fifos: Vec::new(), pages: Vec::new(), kinds, _lock: lock };
+        let (fifos, pages) = (Vec::new(), Vec::new());
+        let mut channels = Self { folder, fifos, pages, kinds, trainer: None, _lock: lock };
         channels.make_files(workers)?;
         Ok(channels)
     }
@@ -79,8 +93,33 @@ impl ProgressChannels {
         Ok(())
     }
 
+    /// Answers the Trainer of this worker from now on.
+    ///
+    /// # Errors
+    /// No port, no file or no thread.
+    pub(crate) fn start_trainer_server(
+        &mut self,
+        local_rank: LocalRank,
+        environment: &[(OsString, OsString)],
+    ) -> io::Result<()> {
+        let fifo = self.fifos.get(local_rank.index()).cloned();
+        let fifo = fifo.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let listener = TrainerServer::listen()?;
+        let access = TrainerAccess::new(listener.local_addr()?.port(), &self.folder, environment);
+        let server = TrainerServer::start(listener, &access.token, fifo)?;
+        self.trainer = Some(Box::new(TrainerChannel { local_rank, access, server }));
+        Ok(())
+    }
+
+    /// What the Trainer has reported last, if there is a server for it.
+    pub(crate) fn trainer_status(&self) -> Option<SharedTrainerStatus> {
+        self.trainer.as_ref().map(|trainer| trainer.server.status())
+    }
+
     pub(crate) fn files(&self, local_rank: LocalRank) -> ProgressFiles {
-        files_in(&self.folder, local_rank, self.kinds)
+        let trainer = self.trainer.as_ref().filter(|trainer| trainer.local_rank == local_rank);
+        let trainer = trainer.map(|trainer| trainer.access.clone());
+        ProgressFiles { trainer, ..files_in(&self.folder, local_rank, self.kinds) }
     }
 
     fn heartbeat_path(&self, local_rank: LocalRank) -> PathBuf {
@@ -125,7 +164,7 @@ fn make_folder(
 #[must_use]
 pub fn file_patterns(
     environment: &[(OsString, OsString)],
-    local_rank: LocalRank,
+    placement: &Placement,
     spec: &LaunchSpec,
     base: Option<&Path>,
 ) -> Option<ProgressFiles> {
@@ -135,9 +174,10 @@ pub fn file_patterns(
     let own = base.map(|base| base.join(format!("{FOLDER}-0")));
     let temporary =
         places(environment).filter(|place| place.is_dir()).map(|place| held_folder_pattern(&place));
-    let mut folders = own.into_iter().chain(temporary);
-    let kinds = ChannelKinds::of(spec);
-    folders.find(|folder| has_short_name(folder)).map(|folder| files_in(&folder, local_rank, kinds))
+    let folder = own.into_iter().chain(temporary).find(|folder| has_short_name(folder))?;
+    let is_reported = placement.rank == Rank(0) && spec.answers_trainer() && !has_server(environment);
+    let trainer = is_reported.then(|| TrainerAccess::new("PORT", &folder, environment));
+    Some(ProgressFiles { trainer, ..files_in(&folder, placement.local_rank, ChannelKinds::of(spec)) })
 }
 
 /// In full: a store into a mapping without a block on a full disk would end the worker.
@@ -152,6 +192,7 @@ fn files_in(folder: &Path, local_rank: LocalRank, kinds: ChannelKinds) -> Progre
         heartbeat: heartbeat_path(folder, local_rank),
         flight_recorder: kinds.has_recorder.then(|| recorder_path(folder, local_rank)),
         page: kinds.has_page.then(|| page_path(folder, local_rank)),
+        trainer: None,
     }
 }
 
@@ -163,6 +204,7 @@ fn has_short_name(folder: &Path) -> bool {
 impl Drop for ProgressChannels {
     fn drop(&mut self) {
         // The removal needs a descriptor, and there may be no other.
+        self.trainer = None;
         self.fifos.clear();
         self.pages.clear();
         let _ = fs::remove_dir_all(&self.folder);

@@ -11,7 +11,7 @@ use crate::inspect::page::{Align, Column, Page, Row, Tone};
 use rankrun_core::gc::format_age;
 use rankrun_core::job_event::JobState;
 use rankrun_core::stacks::WorkerStacks;
-use rankrun_host::control::protocol::{JobStatus, RankState, WorkerStatus};
+use rankrun_host::control::protocol::{JobStatus, RankState, TrainingStatus, WorkerStatus};
 
 /// A job and its answer.
 #[derive(Debug)]
@@ -98,6 +98,9 @@ pub(crate) fn render_status(status: &JobStatus, style: Style) -> String {
         "state",
         &[("state", status.state.word(), state_tone(status.state)), ("rest", &rest, Tone::Plain)],
     );
+    if let Some(training) = &status.training {
+        page.line("training", &[("training", &training_text(training), Tone::Plain)]);
+    }
     if !status.ranks.is_empty() {
         page.section(&RANK_COLUMNS, status.ranks.iter().map(rank_row).collect());
     }
@@ -111,6 +114,15 @@ fn world_text(status: &JobStatus) -> String {
         count => format!("{count} workers"),
     };
     if status.nodes == 1 { workers } else { format!("{workers} on {} nodes", status.nodes) }
+}
+
+fn training_text(training: &TrainingStatus) -> String {
+    let TrainingStatus { step, total_steps, remaining_seconds, loss } = *training;
+    let total = total_steps.map(|total| format!(" of {total}"));
+    let left = remaining_seconds.map(|left| format!(", {} left", format_age(Duration::from_secs(left))));
+    let loss = loss.map(|loss| format!(", loss {loss}"));
+    let rest: String = [total, left, loss].into_iter().flatten().collect();
+    format!("training  step {step}{rest}")
 }
 
 fn rank_row(rank: &WorkerStatus) -> Row {
@@ -211,6 +223,7 @@ mod tests {
             nodes: 1,
             world_size: 2,
             uptime_seconds: 62.5,
+            training: None,
             ranks: vec![rank(0, RankState::Sleeping, Some(4.25)), rank(1, RankState::NotStarted, None)],
         }
     }
@@ -223,6 +236,16 @@ mod tests {
                     0  cpu:0   100  sleeping     4.2s  5.0 MiB       4s ago\n   \
                     1  cpu:1     -  not started     -        -            -\n";
         assert_eq!(render_status(&status(), Style::Plain), text);
+        let training = TrainingStatus {
+            step: 120,
+            total_steps: Some(1000),
+            remaining_seconds: Some(182),
+            loss: Some(2.14),
+        };
+        let trains = JobStatus { training: Some(training), ..status() };
+        let line = "\ntraining  step 120 of 1000, 3m02s left, loss 2.14\n";
+        assert!(render_status(&trains, Style::Plain).contains(line));
+        assert_eq!(training_text(&TrainingStatus::default()), "training  step 0");
         // Before the first round.
         let waits =
             JobStatus { state: JobState::Joining, nodes: 0, world_size: 0, ranks: Vec::new(), ..status() };

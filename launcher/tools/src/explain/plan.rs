@@ -16,6 +16,7 @@ use super::{
 };
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::facts::Facts;
+use rankrun_core::hang::trainer_access::SERVER_TOKEN;
 use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::{LaunchSpec, LogDir, StdinPolicy};
@@ -51,7 +52,7 @@ impl LaunchPlan<'_> {
         let is_temporary = matches!(self.spec.logs.dir, LogDir::Temporary(_) | LogDir::ErrorFiles(_));
         let attempt = self.attempt.as_ref().filter(|_| is_temporary).map(Attempt::folder);
         let base = attempt.and_then(|attempt| attempt.parent()?.parent());
-        let progress = file_patterns(inherited, local_rank, self.spec, base);
+        let progress = file_patterns(inherited, placement, self.spec, base);
         let timer_file = timer_path(inherited, "*");
         let files = WorkerFiles {
             error_file: error_file.as_deref(),
@@ -134,7 +135,9 @@ impl LaunchPlan<'_> {
             RUN_ID if self.sources.is_run_id_fresh() => LaunchValue::AtLaunch(Pending::RunId),
             // They name processes and descriptors of one launch.
             JOB | NESTING | STACKS => LaunchValue::AtLaunch(Pending::Mark),
-            HEARTBEAT | FLIGHT_RECORDER | PROGRESS_PAGE | TIMER_FILE => path_pattern(Path::new(value)),
+            HEARTBEAT | FLIGHT_RECORDER | PROGRESS_PAGE | TIMER_FILE | SERVER_TOKEN => {
+                path_pattern(Path::new(value))
+            }
             ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),
             _ => LaunchValue::Known(value.to_owned()),
         }

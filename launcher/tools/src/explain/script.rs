@@ -5,7 +5,8 @@ use std::ffi::{OsStr, OsString};
 use rankrun_contract::env::{ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB, PROGRESS_PAGE};
 use rankrun_contract::rank::LocalRank;
 
-use super::{Explanation, LaunchValue, Pending, Store};
+use super::{EnvironmentEntry, Explanation, LaunchValue, Pending, Store};
+use rankrun_core::hang::trainer_access::{SERVER_TOKEN, SERVER_URL};
 use rankrun_core::shell::script::{Script, ScriptValue, binding_script};
 
 /// The script for one of the workers that would be launched.
@@ -14,9 +15,12 @@ pub(super) fn worker_script(explanation: &Explanation, local_rank: LocalRank) ->
     let worker = explanation.ranks.get(local_rank.index());
     let entries = worker.map(|worker| worker.environment.as_slice()).unwrap_or_default();
     // No launcher reads what a worker started by this script shows of its progress.
-    let entries = entries.iter().filter(|entry| {
-        ![HEARTBEAT, FLIGHT_RECORDER, PROGRESS_PAGE].map(OsStr::new).contains(&&*entry.name.0)
-    });
+    let is_pending = |entry: &EnvironmentEntry| matches!(entry.value, LaunchValue::AtLaunch(_));
+    let has_server = entries.iter().any(|entry| entry.name.0 == SERVER_TOKEN && is_pending(entry));
+    let server: &[&str] = if has_server { &[SERVER_URL, SERVER_TOKEN] } else { &[] };
+    let unread = [HEARTBEAT, FLIGHT_RECORDER, PROGRESS_PAGE].into_iter().chain(server.iter().copied());
+    let unread: Vec<&OsStr> = unread.map(OsStr::new).collect();
+    let entries = entries.iter().filter(|entry| !unread.contains(&&*entry.name.0));
     let environment = entries.map(|entry| (entry.name.0.clone(), script_value(&entry.name.0, &entry.value)));
     let mut command: Vec<OsString> = Vec::new();
     if let Some(worker) = worker {

@@ -24,6 +24,7 @@ use rankrun_contract::env::{
 
 use super::{LaunchValue, Origins, Pending};
 use rankrun_core::facts::Facts;
+use rankrun_core::hang::trainer_access::{SERVER_TOKEN, SERVER_URL};
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::options::IndependentOptions;
 use rankrun_core::spec::setting::{Origin, Setting};
@@ -212,6 +213,7 @@ impl SettingOrigins<'_> {
             name if is_device_variable(name) => self.origin_of(&DEVICE_OPTIONS),
             "OMP_NUM_THREADS" => self.origin_of(&["bind-cores"]),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
+            SERVER_URL | SERVER_TOKEN | "no_proxy" => self.origin_of(&["progress"]),
             _ => SettingOrigin::Launcher,
         }
     }

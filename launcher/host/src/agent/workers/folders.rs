@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rankrun_contract::rank::{Generation, RestartCount};
+use rankrun_contract::rank::{Generation, Rank, RestartCount};
 
 use crate::blocking::CallStep;
 use crate::hang::channels::{ChannelKinds, ProgressChannels};
@@ -19,6 +19,7 @@ use crate::process::exec_files::read_exec_files;
 use crate::process::program_file;
 use crate::system::short_hostname;
 use rankrun_core::agent::signal_scope::ProgramFile;
+use rankrun_core::hang::trainer_access::{SERVER_URL, has_server};
 use rankrun_core::log_route::{Routes, StreamOwner, routes};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::{LaunchSpec, LogDir};
@@ -115,7 +116,22 @@ impl FolderRequest {
             Some(_) => tracing::warn!("`--hang-timeout` does nothing: no place for heartbeats: {error}"),
             None => tracing::info!(%error, "workers have no place for heartbeats"),
         };
-        channels.inspect_err(report).ok()
+        let mut channels = channels.inspect_err(report).ok()?;
+        self.start_trainer_server(&mut channels);
+        Some(channels)
+    }
+
+    /// On the node of rank 0. Kubeflow's own server stays.
+    fn start_trainer_server(&self, channels: &mut ProgressChannels) {
+        let rank_0 = self.placements.iter().find(|placement| placement.rank == Rank(0));
+        let Some(placement) = rank_0.filter(|_| self.spec.answers_trainer()) else { return };
+        if has_server(&self.environment) {
+            tracing::info!("`--progress trainer` does nothing: `{SERVER_URL}` names another server");
+            return;
+        }
+        if let Err(error) = channels.start_trainer_server(placement.local_rank, &self.environment) {
+            tracing::warn!("`--progress trainer` does nothing: no server for the Trainer: {error}");
+        }
     }
 
     /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.

@@ -1,5 +1,6 @@
 //! The status of this node's workers for the control socket, as far as the agent knows it without a look at `/proc`.
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use rankrun_core::posix::Pid;
@@ -8,7 +9,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
 use crate::agent::rendezvous_handle::program_name;
-use crate::control::protocol::{JobStatus, RankState, WorkerStatus};
+use crate::control::protocol::{JobStatus, RankState, TrainingStatus, WorkerStatus};
 use crate::control::snapshot::JobSnapshot;
 use crate::stacks::StackTarget;
 use rankrun_core::agent::state::control::StateSummary;
@@ -43,9 +44,15 @@ impl WorkerGroup {
             nodes: round.map_or(0, |round| round.nodes.get()),
             world_size: round.map_or(0, |round| round.world_size.get()),
             uptime_seconds: uptime.as_secs_f64(),
+            training: self.training_status(),
             ranks: self.placements.iter().map(|placement| self.rank_status(placement, is_live)).collect(),
         };
         JobSnapshot { status, outputs: self.logs.output_reader(&workers) }
+    }
+
+    fn training_status(&self) -> Option<TrainingStatus> {
+        let status = *self.training.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        status.map(TrainingStatus::from)
     }
 
     /// The workers of this node, for their stacks.
