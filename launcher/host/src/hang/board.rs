@@ -31,9 +31,10 @@ struct Published {
     json: Vec<u8>,
 }
 
+/// What the store has of another node, which the watching thread reads: the task must not hold up the thread that it shares.
 #[derive(Debug)]
 struct Received {
-    evidence: NodeEvidence,
+    json: Vec<u8>,
     at: Instant,
 }
 
@@ -74,37 +75,39 @@ impl EvidenceBoard {
     }
 
     /// The store has these bytes of another node. Only what a node has published anew says that it is alive.
-    pub(crate) fn receive(&self, node: NodeRank, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
-        }
-        let evidence = match NodeEvidence::from_json(bytes) {
-            Ok(evidence) if evidence.round == self.round => evidence,
-            Ok(_) => return,
-            Err(error) => {
-                tracing::debug!("node {node} tells of no ranks: {error}");
-                return;
-            }
-        };
+    pub(crate) fn receive(&self, node: NodeRank, json: Vec<u8>) {
         let mut received = lock(&self.received);
-        if received.get(&node).is_none_or(|last| last.evidence.number != evidence.number) {
-            received.insert(node, Received { evidence, at: Instant::now() });
+        if received.get(&node).is_none_or(|last| last.json != json) {
+            received.insert(node, Received { json, at: Instant::now() });
         }
     }
 
     /// What the other nodes have published within this time. A node that is suspended tells nothing more.
     pub(crate) fn others(&self, now: Instant, max_age: Duration) -> OtherNodes {
         let received = lock(&self.received);
-        let is_fresh = |it: &Received| now.saturating_duration_since(it.at) <= max_age;
         let mut others = OtherNodes { are_all: true, ..OtherNodes::default() };
         for node in self.other_nodes() {
-            match received.get(&node) {
-                Some(it) if it.evidence.is_suspended => others.is_suspended = true,
-                Some(it) if is_fresh(it) => others.ranks.extend(it.evidence.clone().into_ranks(it.at)),
+            let found = received.get(&node).and_then(|it| Some((self.parse(node, &it.json)?, it.at)));
+            match found {
+                Some((evidence, _)) if evidence.is_suspended => others.is_suspended = true,
+                Some((evidence, at)) if now.saturating_duration_since(at) <= max_age => {
+                    others.ranks.extend(evidence.into_ranks(at));
+                }
                 Some(_) | None => others.are_all = false,
             }
         }
         others
+    }
+
+    /// The evidence of this round, if that is what the bytes are; a node that has published nothing has none.
+    fn parse(&self, node: NodeRank, json: &[u8]) -> Option<NodeEvidence> {
+        if json.is_empty() {
+            return None;
+        }
+        let evidence = NodeEvidence::from_json(json);
+        let evidence =
+            evidence.inspect_err(|error| tracing::debug!("node {node} tells of no ranks: {error}"));
+        evidence.ok().filter(|evidence| evidence.round == self.round)
     }
 }
 
@@ -152,15 +155,16 @@ mod tests {
     #[test]
     fn node_that_publishes_nothing_new_is_not_judged() {
         let board = board();
-        board.receive(NodeRank(1), &evidence(3, 1, 4).to_json());
-        board.receive(NodeRank(2), &evidence(3, 1, 8).to_json());
+        board.receive(NodeRank(1), evidence(3, 1, 4).to_json());
+        let silent = evidence(3, 1, 8).to_json();
+        board.receive(NodeRank(2), silent.clone());
         let others = board.others(Instant::now(), MAX_AGE);
         assert_eq!((ranks(&others), others.are_all), (vec![4, 8], true));
+        let later = Instant::now();
+        board.receive(NodeRank(1), evidence(3, 2, 4).to_json());
         // The store still has what node 2 has published before.
-        std::thread::sleep(Duration::from_millis(20));
-        board.receive(NodeRank(1), &evidence(3, 2, 4).to_json());
-        board.receive(NodeRank(2), &evidence(3, 1, 8).to_json());
-        let others = board.others(Instant::now(), Duration::from_millis(10));
+        board.receive(NodeRank(2), silent);
+        let others = board.others(later + MAX_AGE, MAX_AGE);
         assert_eq!((ranks(&others), others.are_all), (vec![4], false));
     }
 
@@ -168,7 +172,7 @@ mod tests {
     fn evidence_of_other_round_and_garbage_count_as_none() {
         let board = board();
         for bytes in [evidence(2, 9, 4).to_json(), b"\xff".to_vec(), Vec::new()] {
-            board.receive(NodeRank(1), &bytes);
+            board.receive(NodeRank(1), bytes);
         }
         assert!(!board.others(Instant::now(), MAX_AGE).are_all);
     }
@@ -178,9 +182,9 @@ mod tests {
         let board = board();
         let mut suspended = evidence(3, 1, 4);
         suspended.is_suspended = true;
-        board.receive(NodeRank(1), &suspended.to_json());
+        board.receive(NodeRank(1), suspended.to_json());
         assert!(board.others(Instant::now() + 100 * MAX_AGE, MAX_AGE).is_suspended);
-        board.receive(NodeRank(1), &evidence(3, 2, 4).to_json());
+        board.receive(NodeRank(1), evidence(3, 2, 4).to_json());
         assert!(!board.others(Instant::now(), MAX_AGE).is_suspended);
     }
 }

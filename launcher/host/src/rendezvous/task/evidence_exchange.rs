@@ -42,7 +42,7 @@ async fn exchange(board: Arc<EvidenceBoard>, connection: ExchangeConnection, key
     loop {
         let published = board.next_published().await;
         match exchange_once(&mut client, &connection, (&own, &published), &names).await {
-            Ok(values) => nodes.iter().zip(&values).for_each(|(node, bytes)| board.receive(*node, bytes)),
+            Ok(values) => nodes.iter().zip(values).for_each(|(node, json)| board.receive(*node, json)),
             Err(error) => {
                 tracing::debug!(%error, "the evidence of the nodes is not exchanged");
                 client = None;
