@@ -49,6 +49,21 @@ pub struct Failure {
     pub hang: Option<Box<Verdict>>,
 }
 
+/// The cause of a failure of this kind that neither code nor signal shows.
+#[must_use]
+pub fn failure_cause(
+    kind: FailureKind,
+    foreign_kill: Option<ForeignKill>,
+    hang: Option<&Verdict>,
+) -> Option<FailureCause> {
+    let killed_by_kernel = |kill: ForeignKill| matches!(kill.oom, OomEvidence::InCgroup { .. });
+    match (kind, hang) {
+        (FailureKind::Hang, Some(Verdict::Desync(_))) => Some(FailureCause::Desync),
+        (FailureKind::Hang, _) => Some(FailureCause::Hang),
+        _ => foreign_kill.is_some_and(killed_by_kernel).then_some(FailureCause::Oom),
+    }
+}
+
 /// A worker that had exited with 0 before the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlySuccess {
@@ -89,12 +104,7 @@ impl Failure {
 
     /// The cause that a restart rule can name.
     pub(super) fn cause(&self) -> Option<FailureCause> {
-        let killed_by_kernel = |kill: ForeignKill| matches!(kill.oom, OomEvidence::InCgroup { .. });
-        match (self.kind, self.hang.as_deref()) {
-            (FailureKind::Hang, Some(Verdict::Desync(_))) => Some(FailureCause::Desync),
-            (FailureKind::Hang, _) => Some(FailureCause::Hang),
-            _ => self.first.foreign_kill.is_some_and(killed_by_kernel).then_some(FailureCause::Oom),
-        }
+        failure_cause(self.kind, self.first.foreign_kill, self.hang.as_deref())
     }
 
     const fn precedes_worker_exit(&self) -> bool {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use rankrun_contract::rank::Rank;
 use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
+use rankrun_core::agent::failure::failure_cause;
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::FailureKind;
@@ -14,6 +15,7 @@ use rankrun_core::job_event::memory::OomEvidence;
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Exit, signal_name};
 use rankrun_core::rendezvous::{FailureNote, NodeName, PeerLoss, RendezvousEnd, WorkerFailure};
+use rankrun_core::spec::restart::FailureCause;
 use rankrun_core::stacks::WorkerStacks;
 
 use super::hang::{HangRecord, hang_record};
@@ -252,18 +254,18 @@ pub(crate) fn launcher_failure(
 }
 
 fn kind_of(failure: &FailureReport, verdict: Option<&Verdict>, has_exception: bool) -> &'static str {
-    let is_of_memory =
-        || failure.foreign_kill.is_some_and(|kill| matches!(kill.oom, OomEvidence::InCgroup { .. }));
-    match (failure.kind, failure.exit) {
-        (FailureKind::Hang, _) if matches!(verdict, Some(Verdict::Desync(_))) => "desync",
+    match (failure.kind, failure_cause(failure.kind, failure.foreign_kill, verdict)) {
+        (FailureKind::Hang, Some(FailureCause::Desync)) => "desync",
         (FailureKind::Hang, _) => "hang",
         (FailureKind::NotJoined { .. }, _) => "not_joined",
         (FailureKind::Uninterruptible { .. }, _) => "uninterruptible",
         (FailureKind::EndedByStop, _) => "exception",
-        (FailureKind::Ended, _) if is_of_memory() => "out_of_memory",
-        (FailureKind::Ended, Exit::Signal { .. }) => "signal",
-        (FailureKind::Ended, Exit::Code(_)) if has_exception => "exception",
-        (FailureKind::Ended, Exit::Code(_)) => "exit",
+        (FailureKind::Ended, Some(FailureCause::Oom)) => "out_of_memory",
+        (FailureKind::Ended, _) => match failure.exit {
+            Exit::Signal { .. } => "signal",
+            Exit::Code(_) if has_exception => "exception",
+            Exit::Code(_) => "exit",
+        },
     }
 }
 
