@@ -99,7 +99,7 @@ def main() -> None:
         accuracy = (outputs.argmax(dim=1) == labels).float().mean().item()
         print(f"after {args.steps} steps: loss {loss:.9f}, accuracy {accuracy:.4f}", flush=True)
     # One of gloo's threads that still frees a gradient while Python ends aborts the process ("terminate called without an
-    # active exception"), under any launcher. The barrier gives it the time.
+    # active exception"), under any launcher. The barrier gives it time, which suffices on all but a loaded machine.
     dist.barrier()
     dist.destroy_process_group()
 
