@@ -4,7 +4,7 @@ use std::fs::File;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use harness::{Job, Launch, Name, Outcome, Scratch, field, is_rankrun, print_notice};
+use harness::{Job, Launch, Name, Outcome, Scratch, field, is_rankrun, print_notice, python};
 use nix::sys::signal::Signal;
 
 /// The values of `key` in the lines that begin with the text, in order. (A summary repeats lines, but indented.)
@@ -218,7 +218,9 @@ fn restarts_without_progress_end_the_job() {
         let folder = scratch.folder("checkpoints", 0o777);
         let options = [("progress-dir", folder.as_str()), ("progress-restarts", "2")];
         let outcome = launch_with_options(*name, 1, "9", &options).worker(["alive", "exit=4"]).run();
-        outcome.expect_exit_code(name.code(4)).expect_stderr("no restart: 2 restarts changed no file in");
+        outcome.expect_exit_code(name.code(4)).expect_stderr(
+            "no restart: 2 restarts led to the same failure, with no change in the files of `",
+        );
         assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2], "{outcome}");
 
         // A file from the future hides nothing.
@@ -231,6 +233,53 @@ fn restarts_without_progress_end_the_job() {
         assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3, 4], "{outcome}");
         outcome.expect_absent("does not exist yet");
     }
+}
+
+/// The heartbeats of this attempt, then its end.
+fn launch_with_heartbeats(script: &str) -> Outcome {
+    let launch = Launch::standalone(Name::Rankrun, 1);
+    launch.args(["--max-restarts", "4", "--progress-restarts", "2"]).shell(script).run()
+}
+
+#[test]
+fn restarts_without_higher_step_end_the_job() {
+    if !is_rankrun() {
+        return;
+    }
+    let outcome = launch_with_heartbeats("echo 57 >$RANKRUN_HEARTBEAT; exit 4");
+    outcome
+        .expect_exit_code(4)
+        .expect_stderr("no restart: 2 restarts led to the same failure, with no step after 57");
+    let outcome = launch_with_heartbeats(
+        "echo $((TORCHELASTIC_RESTART_COUNT * 10)) >$RANKRUN_HEARTBEAT; test $TORCHELASTIC_RESTART_COUNT = 4 || exit 4",
+    );
+    outcome.expect_exit_code(0).expect_absent("the same failure");
+    // Another exit code each time.
+    let outcome = launch_with_heartbeats(
+        "echo 57 >$RANKRUN_HEARTBEAT; test $TORCHELASTIC_RESTART_COUNT = 4 || exit $((TORCHELASTIC_RESTART_COUNT + 3))",
+    );
+    outcome.expect_exit_code(0).expect_absent("the same failure");
+}
+
+#[test]
+fn failure_that_recurs_without_sign_of_progress_is_said_once() {
+    if !is_rankrun() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let script = scratch.file(
+        "data.py",
+        "import os\ndef load():\n    raise ValueError(os.environ['TORCHELASTIC_RESTART_COUNT'])\n\nload()\n",
+        0o644,
+    );
+    let launch = Launch::standalone(Name::Rankrun, 2);
+    let options = ["--max-restarts", "4", "--progress-restarts", "2"];
+    let outcome = launch.args(options).env("PYTHON_EXEC", python()).args([script]).run();
+    outcome.expect_exit_code(1);
+    let line = "the same failure for the 3rd time in a row: ValueError in load (data.py:3); whether the job makes progress \
+                is unknown";
+    assert_eq!(outcome.lines_with(line).len(), 1, "{outcome}");
+    assert_eq!(outcome.lines_with("the same failure").len(), 1, "{outcome}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub mod message;
 pub mod phase;
 pub mod policy;
 pub mod reassign;
+pub mod recurrence;
 pub mod rules;
 pub mod signal_scope;
 pub mod state;

@@ -9,6 +9,7 @@ mod worker_end;
 
 use std::time::Duration;
 
+use crate::agent::recurrence::Recurrence;
 use crate::hang::verdict::Verdict;
 use crate::posix::{Pid, Signal};
 
@@ -227,10 +228,12 @@ pub enum JobEvent {
         /// The number of workers from now on.
         workers: LocalWorldSize,
     },
-    /// Reading the checkpoint folder takes more than two seconds.
+    /// To see the job's progress takes more than two seconds.
     LookingForProgress,
-    /// The checkpoint folder could not be read, or not in time.
+    /// The job's progress could not be seen, or not in time.
     ProgressUnknown,
+    /// The job fails again and again for the same cause, and nothing shows whether it makes progress.
+    CauseRecurs(Box<Recurrence>),
     /// The policy refuses a restart, for a reason that is not obvious.
     RestartRefused(NoRestart),
     /// A rule counts the failure as a success.
@@ -290,6 +293,7 @@ impl JobEvent {
             Self::DevicesReassigned { .. } => "devices_reassigned",
             Self::LookingForProgress => "reading_checkpoint_folder",
             Self::ProgressUnknown => "checkpoint_folder_unreadable",
+            Self::CauseRecurs(_) => "cause_recurs",
             Self::RestartRefused(_) => "restart_refused",
             Self::CalledSuccess { .. } => "failure_counts_as_success",
             Self::Waiting { .. } => "waiting_for_restart",
@@ -336,10 +340,12 @@ pub enum NoRestart {
     Uninterruptible,
     /// A rule forbids it for such a failure.
     Rule(RestartRule),
-    /// This many restarts have changed nothing in the checkpoint folder.
+    /// The job fails again and again for the same cause, without progress.
     NoProgress {
-        /// Restarts in a row without a change.
+        /// Restarts in a row that were followed by the same failure without progress.
         restarts: u32,
+        /// The highest step of the heartbeats; `None` where the checkpoint folder counts.
+        step: Option<u64>,
     },
     /// All restarts of the budget are used up.
     Budget,

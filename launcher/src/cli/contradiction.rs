@@ -89,7 +89,7 @@ pub(super) fn refuse_contradicting_times(settings: &Settings<'_>) -> Result<(), 
     must_be_below(delay.as_ref(), limit.as_ref(), NO_RESTART)?;
     must_be_below(healthy.as_ref(), limit.as_ref(), NO_RESET)?;
     must_be_below(window.as_ref(), limit.as_ref(), WINDOW_IS_JOB)?;
-    let is_whole_job = window.is_none() && healthy.is_none() && settings.find("progress-dir").is_some();
+    let is_whole_job = window.is_none() && healthy.is_none();
     match (settings.get(&settings.args.progress_restarts), settings.get(&settings.args.torchrun.max_restarts))
     {
         (Some(idle), Some(most)) if is_whole_job && idle.value > most.value && most.value > 0 => {

@@ -126,7 +126,7 @@ only if it is named. The command line and variables come before it.
 const RESTARTS: &str = "
 --max-restarts N starts all workers again, up to N times, after one has failed. With --restart-window
 1h only the restarts of the last hour count, and --restart-delay waits before each. With --progress-dir
-the job ends when restarts change no file there.
+the job ends when the same failure comes again and no file there has changed.
 
 A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
 hang and desync (with --hang-timeout), oom, rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:

@@ -161,7 +161,8 @@ pub(super) struct RankrunArgs {
     /// The folder of the checkpoints; the job ends when restarts change no file in it
     #[arg(long, value_name = "DIR", help_heading = RESTARTS)]
     pub(super) progress_dir: Option<OptionValue<OsString>>,
-    /// End the job after this many restarts in a row without a change in --progress-dir [default: 3]
+    /// End the job after this many restarts in a row that lead to the same failure without progress: no change in
+    /// --progress-dir, or without it no higher step in the heartbeats [default with --progress-dir: 3]
     #[arg(long, value_name = "N", help_heading = RESTARTS)]
     pub(super) progress_restarts: Option<OptionValue<i128>>,
     /// Leave out the lines about the devices of the ranks

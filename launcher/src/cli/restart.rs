@@ -54,7 +54,7 @@ pub(super) fn resolve_restart(
 
 /// The job may make it later; if the name is a slip, now is the time to see it.
 pub(super) fn missing_folder_notice(policy: &RestartPolicy, facts: &Facts) -> Option<Notice> {
-    let folder = &policy.progress.as_ref()?.folder;
+    let folder = policy.progress.as_ref()?.folder.as_ref()?;
     let is_there = facts.exists(&facts.absolute(folder));
     (!is_there).then(|| Notice::NoProgressFolder { folder: folder.clone() })
 }
@@ -62,7 +62,7 @@ pub(super) fn missing_folder_notice(policy: &RestartPolicy, facts: &Facts) -> Op
 /// A wait before restarts needs restarts. A 0 above a file counts: the command line decides.
 fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
     let most = settings.get(&settings.args.torchrun.max_restarts);
-    for option in ["restart-window", "restart-delay", "restart-reset", "progress-dir"] {
+    for option in ["restart-window", "restart-delay", "restart-reset", "progress-dir", "progress-restarts"] {
         let Some(found) = settings.find(option) else { continue };
         match &most {
             None => without_effect(found.origin, "`--max-restarts`")?,
@@ -114,18 +114,15 @@ fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, Cl
     let restarts = match settings.get(&settings.args.progress_restarts) {
         None => None,
         Some(Setting { origin, value }) => match u32::try_from(value) {
-            Ok(restarts) if restarts > 0 => Some((origin, restarts)),
+            Ok(restarts) if restarts > 0 => Some(restarts),
             _ => return Err(refused(origin, value, COUNT)),
         },
     };
-    match (settings.get(&settings.args.progress_dir).filter(|folder| !folder.value.is_empty()), restarts) {
-        (None, None) => Ok(None),
-        (None, Some((origin, _))) => without_effect(origin, "`--progress-dir`").map(|()| None),
-        (Some(folder), restarts) => Ok(Some(ProgressLimit {
-            folder: PathBuf::from(folder.value),
-            restarts: restarts.map_or(DEFAULT_PROGRESS_RESTARTS, |(_, restarts)| restarts),
-        })),
-    }
+    let folder = settings.get(&settings.args.progress_dir).map(|folder| folder.value);
+    let folder = folder.filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let is_asked = folder.is_some() || restarts.is_some();
+    let restarts = restarts.unwrap_or(DEFAULT_PROGRESS_RESTARTS);
+    Ok(is_asked.then_some(ProgressLimit { folder, restarts }))
 }
 
 fn number(

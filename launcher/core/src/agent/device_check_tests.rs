@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::agent::device_report::DeviceReport;
-use crate::agent::policy::CheckpointFingerprint;
+use crate::agent::recurrence::{CheckpointFingerprint, ProgressMark};
 use crate::job_event::DeadDevice;
 use crate::spec::Unhealthy;
 use crate::spec::restart::{Backoff, ProgressLimit, RestartPolicy};
@@ -231,11 +231,12 @@ fn restart_policy_is_asked_once_per_failure() {
     let (mut job, actions) = reassigning_job(1, &at);
     assert_eq!(actions.last(), Some(&Action::ReassignDevices { generation: Generation(0) }));
     job.rules.max_restarts = RestartCount(0);
-    job.rules.restart.progress = Some(ProgressLimit { folder: "/checkpoints".into(), restarts: 1 });
+    job.rules.restart.progress = Some(ProgressLimit { folder: Some("/checkpoints".into()), restarts: 1 });
     let actions = job.handle(at(3), devices_reassigned(0, Ok(1)));
-    assert_eq!(actions.last(), Some(&Action::ProbeProgress { generation: Generation(0) }));
-    let fingerprint = Some(CheckpointFingerprint(7));
-    let actions = job.handle(at(4), Input::ProgressProbed { generation: Generation(0), fingerprint });
+    assert!(matches!(actions.last(), Some(Action::ProbeProgress { generation: Generation(0), .. })));
+    let mark = Some(ProgressMark::Files(CheckpointFingerprint(7)));
+    let probed = Input::ProgressProbed { generation: Generation(0), mark, exception: None };
+    let actions = job.handle(at(4), probed);
     assert_eq!(started(&actions), Some(1));
 }
 
@@ -245,7 +246,7 @@ fn backoff_follows_the_last_check() {
     let at = clock();
     let mut job = checked_job(1);
     job.rules.restart = RestartPolicy {
-        progress: Some(ProgressLimit { folder: "/checkpoints".into(), restarts: 1 }),
+        progress: Some(ProgressLimit { folder: Some("/checkpoints".into()), restarts: 1 }),
         backoff: Some(Backoff {
             delay: Duration::from_secs(5),
             factor: 1.0,
@@ -257,6 +258,7 @@ fn backoff_follows_the_last_check() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = fail_generation(&mut job, (0, 7), at(1));
     let _ = job.handle(at(2), devices_probed(0, DeviceReport::default()));
-    let _ = job.handle(at(4), Input::ProgressProbed { generation: Generation(0), fingerprint: None });
+    let _ =
+        job.handle(at(4), Input::ProgressProbed { generation: Generation(0), mark: None, exception: None });
     assert_eq!(job.deadline(), Some(at(9)));
 }

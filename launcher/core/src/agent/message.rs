@@ -12,7 +12,7 @@ use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount
 use crate::agent::device_report::DeviceReport;
 use crate::agent::failure::Failure;
 use crate::agent::leftovers::LeftoverStep;
-use crate::agent::policy::CheckpointFingerprint;
+use crate::agent::recurrence::{ProgressMark, RaisedException};
 use crate::exit_code::ExitStatus;
 use crate::hang::verdict::Verdict;
 use crate::job_event::rank_table::{EndedRank, RankTable};
@@ -119,12 +119,14 @@ pub enum Input {
         /// The number of workers from now on, or in words why the remaining devices cannot be assigned.
         result: Result<LocalWorldSize, String>,
     },
-    /// The answer to [`Action::ProbeProgress`]: the state of the checkpoint folder.
+    /// The answer to [`Action::ProbeProgress`].
     ProgressProbed {
         /// The generation that has ended before it.
         generation: Generation,
-        /// Fingerprint of the checkpoint folder; `None` where the folder could not be read.
-        fingerprint: Option<CheckpointFingerprint>,
+        /// How far the job has come; `None` where that could not be seen.
+        mark: Option<ProgressMark>,
+        /// The exception of the worker that was asked for, if it is known.
+        exception: Option<RaisedException>,
     },
     /// The user suspends the job (Ctrl-Z). The guard waits for [`Action::Suspend`].
     SuspendRequested,
@@ -329,10 +331,12 @@ pub enum Action {
         /// The generation that has ended before it.
         generation: Generation,
     },
-    /// Read the state of the checkpoint folder; signals are answered meanwhile.
+    /// See how far the job has come; signals are answered meanwhile.
     ProbeProgress {
         /// The generation that has ended before it.
         generation: Generation,
+        /// The worker whose exception is asked for: the first to fail, if it ended by itself.
+        raised_by: Option<LocalRank>,
     },
     /// Tell the external worker, running or not, that the job no longer waits for it.
     ReleaseExternalWorker {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::Failure;
+use crate::agent::recurrence::{FailureSignature, ProgressMark, Recurrence};
 use crate::job_event::{FailureKind, NoRestart};
 use crate::posix::{Exit, Signal};
 use crate::spec::MAX_DURATION;
@@ -30,10 +31,6 @@ pub(crate) enum Decision {
     /// A rule counts the failure as a success.
     Succeed(RestartRule),
 }
-
-/// A hash of the checkpoint folder's listing: it changes as soon as any file does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CheckpointFingerprint(pub u64);
 
 /// What the policy needs to know of the generations so far. Its size does not grow with their number.
 #[derive(Debug, Clone)]
@@ -54,7 +51,7 @@ pub(super) struct History {
     ended: Option<Instant>,
     /// Total time without a whole generation, from its first end to the next start.
     idle: Duration,
-    progress: ProgressState,
+    recurrence: Option<Recurrence>,
 }
 
 /// The place of this node in a round.
@@ -62,15 +59,6 @@ pub(super) struct History {
 pub(super) struct NodeSlot {
     pub(super) node: NodeRank,
     pub(super) base: Rank,
-}
-
-/// What earlier checks of the checkpoint folder found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ProgressState {
-    /// No check has answered.
-    Unknown,
-    /// The last change that was seen, and the restarts since then that changed nothing.
-    Since { fingerprint: CheckpointFingerprint, restarts: u32 },
 }
 
 impl History {
@@ -84,7 +72,7 @@ impl History {
             began: None,
             ended: None,
             idle: Duration::ZERO,
-            progress: ProgressState::Unknown,
+            recurrence: None,
         }
     }
 
@@ -136,15 +124,9 @@ impl History {
         self.began = None;
     }
 
-    /// Records the result of a progress check.
-    pub(super) fn record_progress(&mut self, fingerprint: CheckpointFingerprint) {
-        let restarts = match self.progress {
-            ProgressState::Since { fingerprint: before, restarts } if fingerprint == before => {
-                restarts.saturating_add(1)
-            }
-            ProgressState::Unknown | ProgressState::Since { .. } => 0,
-        };
-        self.progress = ProgressState::Since { fingerprint, restarts };
+    /// Records how far the job had come when it failed.
+    pub(super) fn record_progress(&mut self, mark: ProgressMark, signature: FailureSignature) {
+        self.recurrence = Some(Recurrence::after(self.recurrence.take(), mark, signature));
     }
 
     pub(super) fn record_restart(&mut self, now: Instant, policy: &RestartPolicy) {
@@ -209,12 +191,20 @@ impl History {
 
     /// Forbids a granted restart, once the progress of the generation is recorded.
     pub(super) fn refuse_without_progress(&self, policy: &RestartPolicy) -> Option<NoRestart> {
-        match (&policy.progress, self.progress) {
-            (Some(limit), ProgressState::Since { restarts, .. }) if restarts >= limit.restarts => {
-                Some(NoRestart::NoProgress { restarts })
-            }
-            _ => None,
-        }
+        let limit = policy.progress.as_ref()?.restarts;
+        let recurrence = self.recurrence.as_ref().filter(|it| it.restarts >= limit)?;
+        let step = match recurrence.mark {
+            ProgressMark::Files(_) => None,
+            ProgressMark::Step(step) => Some(step?),
+        };
+        Some(NoRestart::NoProgress { restarts: recurrence.restarts, step })
+    }
+
+    /// The failures that have reached the limit where nothing shows whether the job makes progress. Once for each cause.
+    pub(super) fn unmeasured_recurrence(&self, policy: &RestartPolicy) -> Option<&Recurrence> {
+        let limit = policy.progress.as_ref()?.restarts;
+        let has_reached = |it: &&Recurrence| it.mark == ProgressMark::Step(None) && it.restarts == limit;
+        self.recurrence.as_ref().filter(has_reached)
     }
 
     /// The restarts that count against the budget, and those that lengthen the wait.

@@ -6,6 +6,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 use std::time::SystemTime;
 
 use super::*;
+use crate::agent::recurrence::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
 use crate::hang::verdict::{Desync, Hang, Verdict};
 use crate::job_event::memory::OomEvidence;
@@ -255,20 +256,63 @@ fn restart_delay_does_not_count_towards_window() {
     }
 }
 
+/// A failure of this rank with exit code 1.
+fn record(history: &mut History, mark: ProgressMark, rank: u32) {
+    let exit = Exit::Code(1);
+    history.record_progress(mark, FailureSignature::Exit { rank: Rank(rank), exit, cause: None });
+}
+
 #[test]
 fn unchanged_checkpoints_for_n_restarts_end_job() {
-    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 2 };
+    let limit = ProgressLimit { folder: Some("/checkpoints".into()), restarts: 2 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut history = History::new();
     for (fingerprint, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
-        history.record_progress(CheckpointFingerprint(fingerprint));
-        let given_up = NoRestart::NoProgress { restarts: 2 };
+        record(&mut history, ProgressMark::Files(CheckpointFingerprint(fingerprint)), 0);
+        let given_up = NoRestart::NoProgress { restarts: 2, step: None };
         assert_eq!(
             history.refuse_without_progress(&policy),
             (!restarts).then_some(given_up),
             "{fingerprint}"
         );
         assert_eq!(history.refuse_without_progress(&RestartPolicy::default()), None);
+    }
+}
+
+#[test]
+fn steps_that_do_not_grow_for_n_restarts_end_job() {
+    let policy = RestartPolicy {
+        progress: Some(ProgressLimit { folder: None, restarts: 2 }),
+        ..RestartPolicy::default()
+    };
+    let mut history = History::new();
+    for (step, is_refused) in [
+        (Some(50), false),
+        (Some(60), false),
+        // From the checkpoint of step 40 on.
+        (Some(55), false),
+        (None, true),
+        (Some(61), false),
+    ] {
+        record(&mut history, ProgressMark::Step(step), 0);
+        let refusal = NoRestart::NoProgress { restarts: 2, step: Some(60) };
+        assert_eq!(history.refuse_without_progress(&policy), is_refused.then_some(refusal), "{step:?}");
+        assert_eq!(history.unmeasured_recurrence(&policy), None);
+    }
+}
+
+#[test]
+fn cause_that_recurs_without_any_measure_is_said_once_and_refuses_nothing() {
+    let policy = RestartPolicy {
+        progress: Some(ProgressLimit { folder: None, restarts: 2 }),
+        ..RestartPolicy::default()
+    };
+    let mut history = History::new();
+    for (rank, is_said) in [(0, false), (0, false), (0, true), (0, false), (1, false), (1, false), (1, true)]
+    {
+        record(&mut history, ProgressMark::Step(None), rank);
+        assert_eq!(history.refuse_without_progress(&policy), None);
+        assert_eq!(history.unmeasured_recurrence(&policy).is_some(), is_said, "rank {rank}");
     }
 }
 

@@ -238,8 +238,8 @@ impl State {
             Input::DevicesReassigned { generation, result } => {
                 self.on_devices_reassigned(now, generation, result)
             }
-            Input::ProgressProbed { generation, fingerprint } => {
-                self.on_progress_probed(now, generation, fingerprint)
+            Input::ProgressProbed { generation, mark, exception } => {
+                self.on_progress_probed(now, generation, (mark, exception))
             }
             Input::Joined(round) => self.on_round_joined(now, round),
             Input::Changed(change) => self.on_membership_change(now, change),

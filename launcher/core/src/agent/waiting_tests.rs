@@ -1,7 +1,7 @@
 //! Restarts that wait, and failures under a rule or without progress.
 
 use super::*;
-use crate::agent::policy::CheckpointFingerprint;
+use crate::agent::recurrence::{CheckpointFingerprint, ProgressMark};
 use crate::job_event::NoRestart;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartRule, RuleAction};
 
@@ -70,7 +70,7 @@ fn unrelated_inputs_do_not_end_restart_delay() {
         Input::SignalForwarded { signal: Signal::SIGUSR1 },
         exited(0, 0, Exit::Code(0)),
         exited(1, 0, Exit::Code(1)),
-        Input::ProgressProbed { generation: Generation(0), fingerprint: None },
+        Input::ProgressProbed { generation: Generation(0), mark: None, exception: None },
     ] {
         assert_eq!(job.handle(at(11), input), []);
     }
@@ -143,17 +143,21 @@ fn user_signal_takes_precedence_over_restart_rules() {
 #[test]
 fn restarts_without_checkpoint_progress_end_job() {
     let at = clock();
-    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
+    let limit = ProgressLimit { folder: Some("/checkpoints".into()), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(1), exited(0, 0, Exit::Code(7)));
-    assert_eq!(actions.last(), Some(&Action::ProbeProgress { generation: Generation(0) }));
+    assert_eq!(
+        actions.last(),
+        Some(&Action::ProbeProgress { generation: Generation(0), raised_by: Some(LocalRank(0)) })
+    );
     assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::LookingForProgress)]);
     let seen = |generation, fingerprint| Input::ProgressProbed {
         generation: Generation(generation),
-        fingerprint: Some(CheckpointFingerprint(fingerprint)),
+        mark: Some(ProgressMark::Files(CheckpointFingerprint(fingerprint))),
+        exception: None,
     };
     assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to another question");
     assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
@@ -161,33 +165,37 @@ fn restarts_without_checkpoint_progress_end_job() {
     assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "another file");
     let _ = job.handle(at(6), exited(2, 0, Exit::Code(7)));
     let actions = job.handle(at(6), seen(2, 2));
-    assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
+    assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1, step: None })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
 }
 
 #[test]
 fn signal_ends_progress_probe() {
     let at = clock();
-    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
+    let limit = ProgressLimit { folder: Some("/checkpoints".into()), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
-    assert_eq!(job.handle(at(3), Input::ProgressProbed { generation: Generation(0), fingerprint: None }), []);
+    assert_eq!(
+        job.handle(at(3), Input::ProgressProbed { generation: Generation(0), mark: None, exception: None }),
+        []
+    );
 }
 
 #[test]
 fn progress_probe_without_answer_does_not_count() {
     let at = clock();
-    let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
+    let limit = ProgressLimit { folder: Some("/checkpoints".into()), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let seen = |generation, fingerprint: Option<u64>| Input::ProgressProbed {
         generation: Generation(generation),
-        fingerprint: fingerprint.map(CheckpointFingerprint),
+        mark: fingerprint.map(|it| ProgressMark::Files(CheckpointFingerprint(it))),
+        exception: None,
     };
     for (generation, fingerprint) in [(0, Some(1)), (1, None), (2, None)] {
         let _ = job.handle(at(1), exited(generation, 0, Exit::Code(7)));
@@ -204,7 +212,7 @@ fn progress_probe_without_answer_does_not_count() {
     assert_eq!(job.handle(at(12), seen(3, Some(1))), [], "too late");
     let _ = job.handle(at(13), exited(4, 0, Exit::Code(7)));
     let actions = job.handle(at(13), seen(4, Some(1)));
-    assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
+    assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1, step: None })));
 }
 
 /// The waits of a worker that exits with code 7 each of these seconds after its start.

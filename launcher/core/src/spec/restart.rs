@@ -22,7 +22,7 @@ pub struct RestartPolicy {
     pub reset_after: Option<Duration>,
     /// `--restart-rules`: the first that fits a failure decides about it.
     pub rules: Vec<RestartRule>,
-    /// `--progress-dir`: the job is given up when nothing changes there.
+    /// `--progress-dir` or `--progress-restarts`: the job is given up when it fails for the same cause without progress.
     pub progress: Option<ProgressLimit>,
 }
 
@@ -46,9 +46,9 @@ pub struct Backoff {
 /// Ends the job after restarts without progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgressLimit {
-    /// Where new files appear while the job gets on: its checkpoints.
-    pub folder: PathBuf,
-    /// So many restarts in a row may change no file there.
+    /// Where new files appear while the job makes progress: its checkpoints. Without it the steps of the heartbeats count.
+    pub folder: Option<PathBuf>,
+    /// So many restarts in a row may be followed by the same failure without progress.
     pub restarts: u32,
 }
 

@@ -59,7 +59,7 @@ use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::error::LaunchError;
 use crate::hang::channels::ProgressChannels;
 use crate::hang::file_timer::FileTimerServer;
-use crate::hang::progress_watch::ProgressWatch;
+use crate::hang::progress_watch::{HighestStep, ProgressWatch};
 use crate::logs::Drained;
 use crate::process::link::{GuardLink, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox};
@@ -172,6 +172,8 @@ struct Agent<'a> {
     progress_probe: Option<ProgressProbe>,
     /// Watches the progress of the running generation.
     progress_watch: Option<ProgressWatch>,
+    /// That of the generation that has ended.
+    ended_watch: Option<HighestStep>,
     /// Of workers whose thread could not be started: they have the names of these files.
     unwatched_channels: Option<ProgressChannels>,
     /// A verdict, while the stacks of the workers are taken.
@@ -221,6 +223,7 @@ impl<'a> Agent<'a> {
             device_check: None,
             progress_probe: None,
             progress_watch: None,
+            ended_watch: None,
             unwatched_channels: None,
             pending_hang: None,
             answers: VecDeque::new(),
@@ -332,8 +335,8 @@ impl<'a> Agent<'a> {
                 let check = spec.device_check();
                 self.device_check = check.map(|check| DeviceCheckRun::start(generation, check, timeout));
             }
-            Action::ProbeProgress { generation } => {
-                return self.probe_progress(generation);
+            Action::ProbeProgress { generation, raised_by } => {
+                return self.probe_progress(generation, raised_by);
             }
             Action::ReassignDevices { .. } => {
                 return self.device_check.as_mut()?.reassign(&mut self.workers, None);
@@ -360,6 +363,7 @@ impl<'a> Agent<'a> {
 
     /// No worker of the generation is left.
     fn end_generation(&mut self, generation: Generation) {
+        self.ended_watch = self.progress_watch.take().and_then(ProgressWatch::end);
         self.drop_progress_channels();
         self.pending_hang = None;
         self.workers.end_streams(generation);

@@ -1,23 +1,26 @@
-//! Checks a job's progress: whether any file of the checkpoint folder has changed since the last check. A
-//! thread of its own reads the folder, as a network file system may be slow and signals are answered
-//! meanwhile.
+//! Checks a job's progress at the end of a generation: whether any file of the checkpoint folder has changed since the last
+//! check, or without a folder which step the heartbeats have reached. A thread of its own does it, as a network file system
+//! may be slow and signals are answered meanwhile.
 //!
 //! File times are only compared for equality: a file from the future, or a clock that was set back, hides
-//! nothing. The result is one hash; `policy` decides what it means.
+//! nothing. The result is one hash; core's `recurrence` decides what it means.
 
 use std::fs::{self, DirEntry, Metadata, ReadDir};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::thread::JoinHandle;
 
-use rankrun_contract::rank::Generation;
+use rankrun_contract::rank::{Generation, LocalRank};
 
 use crate::agent::Agent;
 use crate::blocking::{BlockingCall, CallProgress, CallStep};
+use crate::hang::progress_watch::HighestStep;
 use rankrun_core::agent::message::Input;
-use rankrun_core::agent::policy::CheckpointFingerprint;
+use rankrun_core::agent::recurrence::{CheckpointFingerprint, ProgressMark, RaisedException};
+use rankrun_core::placement::WorkerId;
 
 /// A checkpoint is a file of the folder, or a folder of files.
 const MAX_DEPTH: usize = 4;
@@ -25,36 +28,48 @@ const MAX_FILES: usize = 1_000_000;
 
 impl Agent<'_> {
     /// Starts a check; returns the answer at once if the check cannot run.
-    pub(super) fn probe_progress(&mut self, generation: Generation) -> Option<Input> {
-        let limit = self.workers.spec().restart.progress.as_ref()?;
+    pub(super) fn probe_progress(
+        &mut self,
+        generation: Generation,
+        raised_by: Option<LocalRank>,
+    ) -> Option<Input> {
+        let folder = self.workers.spec().restart.progress.as_ref()?.folder.clone();
+        let worker = raised_by.map(|local_rank| WorkerId { generation, local_rank });
+        let exception = worker.and_then(|worker| self.workers.raised_exception(worker));
+        let ended_watch = self.ended_watch.take();
         if self.progress_probe.is_some() {
             // The thread before hangs: a second thread would hang beside it.
-            return Some(Input::ProgressProbed { generation, fingerprint: None });
+            return Some(Input::ProgressProbed { generation, mark: None, exception });
         }
-        self.progress_probe = ProgressProbe::start(generation, limit.folder.clone());
-        self.progress_probe.is_none().then_some(Input::ProgressProbed { generation, fingerprint: None })
+        self.progress_probe = match folder {
+            Some(folder) => {
+                ProgressProbe::start(generation, exception.clone(), move || probe_folder(&folder))
+            }
+            None => {
+                ProgressProbe::start(generation, exception.clone(), move || Some(await_step(ended_watch)))
+            }
+        };
+        self.progress_probe.is_none().then_some(Input::ProgressProbed { generation, mark: None, exception })
     }
 }
 
 /// One check, from the question to the answer.
 pub(super) struct ProgressProbe {
     generation: Generation,
-    call: BlockingCall<Option<CheckpointFingerprint>>,
+    exception: Option<RaisedException>,
+    call: BlockingCall<Option<ProgressMark>>,
 }
 
 impl ProgressProbe {
-    /// Starts to read the folder; `None` if no descriptor or no thread is left.
-    pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
-        let read = move |_: &CallStep| match fingerprint_folder(&folder) {
-            Ok(fingerprint) => Some(fingerprint),
-            Err(error) => {
-                tracing::warn!(%error, folder = %folder.display(), "the job's progress cannot be seen");
-                None
-            }
-        };
+    /// Starts to look; `None` if no descriptor or no thread is left.
+    fn start(
+        generation: Generation,
+        exception: Option<RaisedException>,
+        look: impl FnOnce() -> Option<ProgressMark> + Send + 'static,
+    ) -> Option<Self> {
         let warn = |error: &io::Error| tracing::warn!(%error, "cannot look for the job's progress");
-        let call = BlockingCall::start("progress", read).inspect_err(warn).ok()?;
-        Some(Self { generation, call })
+        let call = BlockingCall::start("progress", move |_: &CallStep| look()).inspect_err(warn).ok()?;
+        Some(Self { generation, exception, call })
     }
 
     /// Becomes readable when [`Self::advance`] has an answer.
@@ -64,13 +79,28 @@ impl ProgressProbe {
 
     /// The answer, if it is there.
     pub(super) fn advance(&mut self) -> Option<Input> {
-        let fingerprint = match self.call.progress() {
+        let mark = match self.call.progress() {
             CallProgress::Running => return None,
-            CallProgress::Returned(fingerprint) => fingerprint,
+            CallProgress::Returned(mark) => mark,
             CallProgress::Lost => None,
         };
-        Some(Input::ProgressProbed { generation: self.generation, fingerprint })
+        Some(Input::ProgressProbed { generation: self.generation, mark, exception: self.exception.take() })
     }
+}
+
+/// `None` if the folder cannot be read.
+fn probe_folder(folder: &Path) -> Option<ProgressMark> {
+    fingerprint_folder(folder)
+        .inspect_err(
+            |error| tracing::warn!(%error, folder = %folder.display(), "the job's progress cannot be seen"),
+        )
+        .map(ProgressMark::Files)
+        .ok()
+}
+
+/// The thread may still wait for a flight recorder.
+fn await_step(ended_watch: Option<HighestStep>) -> ProgressMark {
+    ProgressMark::Step(ended_watch.map(JoinHandle::join).and_then(Result::ok).flatten())
 }
 
 /// Hashes all files of the folder and its subfolders; links are not followed. A missing folder has no files.

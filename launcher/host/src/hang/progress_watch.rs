@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -68,7 +68,11 @@ pub(crate) struct ProgressWatch {
     wake: Arc<EventFd>,
     reports: Receiver<ProgressReport>,
     reported: Arc<EventFd>,
+    thread: Option<HighestStep>,
 }
+
+/// The thread, which returns the highest step of all heartbeats when it ends.
+pub(crate) type HighestStep = JoinHandle<Option<u64>>;
 
 impl ProgressWatch {
     /// Starts to watch the workers that have just been started; `base` is the rank of the first one.
@@ -98,13 +102,21 @@ impl ProgressWatch {
             reported: Arc::clone(&reported),
             last_reported: None,
             reported_once: Vec::new(),
+            highest_step: None,
             is_suspended: false,
             judge_at: Instant::now(),
             hot_until: Instant::now(),
         };
         let thread = thread::Builder::new().name("progress-watch".to_owned());
         match thread.spawn(move || observer.with_ranks(base).run()) {
-            Ok(_) => Ok(Self { _channels: channels, commands: Some(commands), wake, reports, reported }),
+            Ok(thread) => Ok(Self {
+                _channels: channels,
+                commands: Some(commands),
+                wake,
+                reports,
+                reported,
+                thread: Some(thread),
+            }),
             Err(error) => Err((error, channels)),
         }
     }
@@ -117,6 +129,11 @@ impl ProgressWatch {
     pub(crate) fn take_reports(&self) -> Vec<ProgressReport> {
         let _ = self.reported.read();
         self.reports.try_iter().collect()
+    }
+
+    /// Ends the thread, which reads the last heartbeats before.
+    pub(crate) fn end(mut self) -> Option<HighestStep> {
+        self.thread.take()
     }
 
     /// The worker has exited with 0.
@@ -164,6 +181,8 @@ struct Observer {
     last_reported: Option<(Discriminant<Verdict>, Option<Rank>)>,
     /// The reports that are made once.
     reported_once: Vec<Discriminant<ProgressReport>>,
+    /// Of all ranks of this node.
+    highest_step: Option<u64>,
     is_suspended: bool,
     judge_at: Instant,
     /// Until then the job is judged often: the stacks of a hang are being taken.
@@ -177,7 +196,8 @@ impl Observer {
         self
     }
 
-    fn run(mut self) {
+    /// Returns the highest step of all heartbeats.
+    fn run(mut self) -> Option<u64> {
         while self.handle_commands() {
             let mut has_read = false;
             if !self.is_suspended {
@@ -199,6 +219,8 @@ impl Observer {
                 self.discount_frozen_time(began, asked);
             }
         }
+        self.read_heartbeats();
+        self.highest_step
     }
 
     /// What began then should have lasted so long. If it lasted much longer, a freezer (cgroups, `docker pause`), a paused
@@ -244,6 +266,7 @@ impl Observer {
         for (worker, evidence) in self.workers.iter_mut().zip(&mut self.ranks) {
             let (heartbeat, error) = worker.read_heartbeat();
             if let Some(heartbeat) = heartbeat {
+                self.highest_step = self.highest_step.max(Some(heartbeat.step));
                 evidence.record_heartbeat(heartbeat, Instant::now());
                 has_read = true;
             }

@@ -180,6 +180,7 @@ fn observer(silent_for: Duration) -> Observer {
         reported: event(),
         last_reported: None,
         reported_once: Vec::new(),
+        highest_step: None,
         is_suspended: false,
         judge_at: now,
         hot_until: now,

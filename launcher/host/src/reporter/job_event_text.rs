@@ -1,7 +1,6 @@
 //! The status lines on standard error while the job runs, one line per event. Pure: the agent's events come in,
 //! [`UserLog`](super::user_log) writes them.
 
-use std::path::Path;
 use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
@@ -10,6 +9,7 @@ use crate::reporter::leftovers;
 use crate::reporter::memory::end_in_words;
 use crate::reporter::nodes;
 use crate::reporter::rank_table::{self, TableSetting};
+use crate::reporter::recurrence::recurrence_text;
 use rankrun_core::hang::sentence::sentence;
 use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::{JobEvent, NoRestart, WorkerEnd};
@@ -66,6 +66,7 @@ pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>)
         }
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown
+        | JobEvent::CauseRecurs(_)
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
         | JobEvent::Waiting { .. }
@@ -273,7 +274,11 @@ pub(crate) fn limit_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<St
 /// The lines about the restart policy, under both command names; `None` for other events.
 #[must_use]
 pub(crate) fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
-    let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
+    let folder = spec.restart.progress.as_ref().and_then(|limit| limit.folder.as_ref());
+    let source = folder.map_or_else(
+        || "heartbeats".to_owned(),
+        |folder| format!("files of `{}`", plain(&folder.display().to_string())),
+    );
     Some(match event {
         JobEvent::RestartRequested { live, .. } if live.is_empty() => "restart by request".to_owned(),
         JobEvent::RestartRequested { live, grace } => {
@@ -283,19 +288,19 @@ pub(crate) fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<S
             "starting all workers again by request; no restart of the budget is used".to_owned()
         }
         JobEvent::LookingForProgress => {
-            let folder = folder().display().to_string();
-            format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
+            format!("waiting for the {source} to be looked at; a signal ends the wait")
         }
         JobEvent::ProgressUnknown => format!(
-            "the files of `{}` could not be looked at: this restart does not count as one without progress",
-            plain(&folder().display().to_string())
+            "the {source} could not be looked at: this restart does not count as one without progress"
         ),
+        JobEvent::CauseRecurs(recurrence) => recurrence_text(recurrence),
         JobEvent::RestartRefused(NoRestart::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
-        JobEvent::RestartRefused(NoRestart::NoProgress { restarts }) => format!(
-            "no restart: {restarts} restart{} changed no file in `{}`",
-            plural(*restarts as usize),
-            plain(&folder().display().to_string())
-        ),
+        JobEvent::RestartRefused(NoRestart::NoProgress { restarts, step }) => {
+            let without = step
+                .map_or_else(|| format!("no change in the {source}"), |step| format!("no step after {step}"));
+            let plural = plural(*restarts as usize);
+            format!("no restart: {restarts} restart{plural} led to the same failure, with {without}")
+        }
         JobEvent::RestartRefused(NoRestart::TooLate { wait }) => {
             let wait = wait.as_secs_f64();
             format!("no restart: the next one would come in {wait:.1} s, and the time limit is over by then")

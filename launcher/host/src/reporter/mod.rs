@@ -17,6 +17,7 @@ pub(crate) mod nodes;
 pub(crate) mod parent_file;
 pub mod program;
 pub(crate) mod rank_table;
+pub(crate) mod recurrence;
 pub mod stacks;
 pub(crate) mod summary;
 pub(crate) mod torch_log;

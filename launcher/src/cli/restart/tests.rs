@@ -42,7 +42,7 @@ fn every_restart_option_sets_its_field() {
         backoff: Some(Backoff { delay, factor: 3.0, cap, jitter: 0.25 }),
         reset_after: Some(Duration::from_secs(1_800)),
         rules: Vec::new(),
-        progress: Some(ProgressLimit { folder: "ckpt".into(), restarts: 2 }),
+        progress: Some(ProgressLimit { folder: Some("ckpt".into()), restarts: 2 }),
     };
     assert_eq!(policy(options, &[]), Ok(expected));
     let by_variable = policy("--max-restarts 1", &[("RANKRUN_RESTART_DELAY", "10m")]).unwrap();
@@ -86,7 +86,7 @@ fn invalid_restart_settings_are_refused() {
         ("--restart-window 1h", "`--restart-window` is given, but `--max-restarts` is not"),
         ("--progress-dir x", "`--progress-dir` is given, but `--max-restarts` is not"),
         ("--restart-factor 2", "`--restart-factor` is given, but `--restart-delay` is not"),
-        ("--progress-restarts 2", "`--progress-restarts` is given, but `--progress-dir` is not"),
+        ("--progress-restarts 2", "`--progress-restarts` is given, but `--max-restarts` is not"),
         (
             "--progress-dir x --progress-restarts 0",
             "`--progress-restarts` is `0`, which is not a number from 1",

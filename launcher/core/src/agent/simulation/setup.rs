@@ -344,7 +344,9 @@ impl Policy {
             backoff: self.wait.map(backoff),
             reset_after: self.reset_after.map(millis),
             rules: self.rules.iter().flatten().map(rule).collect(),
-            progress: self.progress.map(|restarts| ProgressLimit { folder: "/checkpoints".into(), restarts }),
+            progress: self
+                .progress
+                .map(|restarts| ProgressLimit { folder: Some("/checkpoints".into()), restarts }),
         }
     }
 }

@@ -18,7 +18,7 @@ use super::others::{ELSEWHERE, PeerEvent, Rendezvous, lost_node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use super::suspension::check_waiting_inputs;
 use crate::agent::message::{Action, Input, NotJoined};
-use crate::agent::policy::CheckpointFingerprint;
+use crate::agent::recurrence::{CheckpointFingerprint, ProgressMark, RaisedException};
 use crate::job_event::UninterruptibleWorker;
 use crate::job_event::rank_table::RankTable;
 use crate::job_event::{ErrorFileInfo, LostPeer, WorkerEnd};
@@ -179,9 +179,11 @@ impl<M: Machine> World<'_, M> {
                 Input::DevicesReassigned { generation, result: assignment }
             }
             Some(Question::Progress) => {
-                let fingerprint =
-                    self.setup.files_after(generation).map(|files| CheckpointFingerprint(files.into()));
-                Input::ProgressProbed { generation, fingerprint }
+                let files = self.setup.files_after(generation);
+                let mark = files.map(|files| ProgressMark::Files(CheckpointFingerprint(files.into())));
+                // One cause for all failures, so that the files alone decide.
+                let exception = Some(RaisedException { kind: "ValueError".to_owned(), frame: None });
+                Input::ProgressProbed { generation, mark, exception }
             }
             Some(Question::LostNode) => {
                 Input::LostNodeFound(dead.then(|| lost_node(LossRole::CausesFailureHere)))
@@ -239,7 +241,7 @@ impl<M: Machine> World<'_, M> {
                 let table = RankTable { reason: StopReason::Signal(Signal::SIGTERM), rows };
                 Input::RanksCollected { generation, table }
             }
-            LateInput::ProgressProbed => Input::ProgressProbed { generation, fingerprint: None },
+            LateInput::ProgressProbed => Input::ProgressProbed { generation, mark: None, exception: None },
             LateInput::DStateProbed => Input::DStateProbed {
                 generation,
                 at,

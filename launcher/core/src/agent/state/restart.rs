@@ -13,7 +13,8 @@ use crate::agent::device_report::DeviceReport;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, JobOutcome, PeerNotice};
 use crate::agent::phase::{CheckStep, JobPhase};
-use crate::agent::policy::{CheckpointFingerprint, Decision};
+use crate::agent::policy::Decision;
+use crate::agent::recurrence::{FailureSignature, ProgressMark, RaisedException};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::job_event::{FailureKind, JobEvent, NoRestart, WorkerEnd};
 use crate::rendezvous::note::RuleNote;
@@ -147,14 +148,16 @@ impl State {
         &mut self,
         now: Instant,
         generation: Generation,
-        fingerprint: Option<CheckpointFingerprint>,
+        (mark, exception): (Option<ProgressMark>, Option<RaisedException>),
     ) -> Vec<Action> {
         let granted = |step| if let CheckStep::Progress { wait } = step { Some(wait) } else { None };
         let Some((failure, wait)) = self.take_check(generation, granted) else { return Vec::new() };
-        let event = match fingerprint {
-            Some(fingerprint) => {
-                self.history.record_progress(fingerprint);
-                None
+        let event = match mark {
+            Some(mark) => {
+                let rank = self.history.rank_of(failure.first.local_rank);
+                self.history.record_progress(mark, FailureSignature::of(&failure, rank, exception));
+                let recurrence = self.history.unmeasured_recurrence(&self.rules.restart).cloned();
+                recurrence.map(|it| Action::Emit(JobEvent::CauseRecurs(Box::new(it))))
             }
             None => Some(Action::Emit(JobEvent::ProgressUnknown)),
         };
@@ -172,7 +175,7 @@ impl State {
     ) -> Vec<Action> {
         self.phase = JobPhase::Checking { failure, step, report_at: None, give_up_at };
         if give_up_at.is_some_and(|at| at <= now) {
-            return self.on_progress_probed(now, self.generation, None);
+            return self.on_progress_probed(now, self.generation, (None, None));
         }
         vec![Action::Emit(match step {
             CheckStep::Condition | CheckStep::Devices { .. } => JobEvent::CheckingDevices,
@@ -230,8 +233,9 @@ impl State {
         if self.rules.restart.progress.is_none() || self.time_limit_timer.has_expired() {
             return self.restart_at(now, now + wait, failure);
         }
+        let raised_by = (failure.kind == FailureKind::Ended).then_some(failure.first.local_rank);
         self.start_check(now, failure, CheckStep::Progress { wait });
-        vec![Action::ProbeProgress { generation: self.generation }]
+        vec![Action::ProbeProgress { generation: self.generation, raised_by }]
     }
 
     pub(super) fn apply_decision(

@@ -11,10 +11,12 @@ use rankrun_contract::report::cut::{cut_text, is_cut_text};
 use super::WorkerGroup;
 use crate::agent::failure_context::{self, FailureContext};
 use crate::process::child::WorkerExit;
+use crate::reporter::exception::{exception_in_output, exception_of_report};
 use crate::reporter::log_space;
 use crate::reporter::memory::end_in_words;
 use crate::system::short_hostname;
 use rankrun_core::agent::failure::Failure;
+use rankrun_core::agent::recurrence::RaisedException;
 use rankrun_core::agent::state::start::UnansweredDeadline;
 use rankrun_core::hang::sentence::sentence;
 use rankrun_core::hang::verdict::Verdict;
@@ -93,6 +95,15 @@ impl WorkerGroup {
         let lost = lost.or_else(|| text().then_some(LostPeer::Unnamed));
         self.error_files.insert(local_rank, file);
         Some(ErrorFileInfo { written, lost_peer: lost })
+    }
+
+    /// The exception that a worker ended with: of its error file, else of its last lines.
+    pub(in crate::agent) fn raised_exception(&self, worker: WorkerId) -> Option<RaisedException> {
+        let exception = match self.error_files.get(&worker.local_rank) {
+            Some(file) => exception_of_report(&file.report),
+            None => exception_in_output(&self.logs.tail_after_drain(worker, OUTPUT_WAIT))?,
+        };
+        Some(RaisedException { kind: exception.kind?, frame: exception.frame })
     }
 
     /// Finds the loss of a peer in the worker's last lines, if there are other nodes: a script without

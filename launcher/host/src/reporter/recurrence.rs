@@ -1,0 +1,91 @@
+//! The line on a failure that comes again and again, where nothing shows whether the job makes progress. Pure.
+
+use rankrun_core::agent::recurrence::{FailureSignature, Recurrence};
+use rankrun_core::job_event::FailureKind;
+use rankrun_core::spec::restart::FailureCause;
+
+#[must_use]
+pub(crate) fn recurrence_text(recurrence: &Recurrence) -> String {
+    format!(
+        "the same failure for the {} time in a row: {}; whether the job makes progress is unknown: add `--progress-dir` or send \
+         heartbeats",
+        ordinal(recurrence.restarts.saturating_add(1)),
+        signature_text(&recurrence.signature)
+    )
+}
+
+/// As in `ValueError in load_batch (data.py:17)`.
+fn signature_text(signature: &FailureSignature) -> String {
+    match signature {
+        FailureSignature::Exception(exception) => {
+            let place = exception.frame.as_ref().map(|frame| match frame.function.as_str() {
+                "" | "<module>" => format!(" at {}", frame.line_text()),
+                _ => format!(" in {}", frame.title()),
+            });
+            format!("{}{}", exception.kind, place.unwrap_or_default())
+        }
+        FailureSignature::Exit { rank, exit, cause } => match cause {
+            Some(FailureCause::Oom) => format!("rank {rank} ran out of memory"),
+            _ => format!("rank {rank}: {exit}"),
+        },
+        FailureSignature::Stopped { rank, kind, cause } => match (kind, cause) {
+            (_, Some(FailureCause::Desync)) => "the ranks call different collectives".to_owned(),
+            (FailureKind::NotJoined { .. }, _) => format!("rank {rank} has not joined in time"),
+            _ => format!("rank {rank} makes no progress"),
+        },
+    }
+}
+
+fn ordinal(number: u32) -> String {
+    let ending = match (number % 10, number % 100) {
+        (1, teen) if teen != 11 => "st",
+        (2, teen) if teen != 12 => "nd",
+        (3, teen) if teen != 13 => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankrun_contract::rank::Rank;
+    use rankrun_core::agent::recurrence::{ProgressMark, RaisedException};
+    use rankrun_core::posix::Exit;
+    use rankrun_core::stacks::Frame;
+
+    #[test]
+    fn line_has_count_and_cause() {
+        let text = |signature, restarts| {
+            recurrence_text(&Recurrence { mark: ProgressMark::Step(None), signature, restarts })
+        };
+        let frame = |function: &str| {
+            Some(Frame { function: function.to_owned(), file: "/job/data.py".to_owned(), line: 17 })
+        };
+        let raised =
+            |frame| FailureSignature::Exception(RaisedException { kind: "ValueError".to_owned(), frame });
+        let exit = |exit, cause| FailureSignature::Exit { rank: Rank(3), exit, cause };
+        let stopped = |kind, cause| FailureSignature::Stopped { rank: Rank(3), kind, cause };
+        let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+        for (signature, restarts, expected) in [
+            (raised(frame("load")), 2, "3rd time in a row: ValueError in load (data.py:17); whether"),
+            (raised(frame("<module>")), 1, "2nd time in a row: ValueError at data.py:17; whether"),
+            (raised(None), 10, "11th time in a row: ValueError; whether"),
+            (exit(Exit::Code(5), None), 20, "21st time in a row: rank 3: exit code 5; whether"),
+            (
+                exit(killed, Some(FailureCause::Oom)),
+                3,
+                "4th time in a row: rank 3 ran out of memory; whether",
+            ),
+            (stopped(FailureKind::Hang, Some(FailureCause::Hang)), 3, "rank 3 makes no progress; whether"),
+            (
+                stopped(FailureKind::Hang, Some(FailureCause::Desync)),
+                3,
+                "call different collectives; whether",
+            ),
+        ] {
+            let text = text(signature, restarts);
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+}
