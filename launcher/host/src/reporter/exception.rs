@@ -1,6 +1,7 @@
 //! The exception that a worker ended with: of its error file, else of the last traceback of Python in its last lines. Pure.
 
 use rankrun_contract::report::ErrorReport;
+use rankrun_contract::report::cut::cut_text;
 use rankrun_core::stacks::Frame;
 
 use crate::reporter::causes::{is_exception, without_rank};
@@ -14,6 +15,29 @@ pub(crate) struct WorkerException {
     pub message: Option<String>,
     /// The innermost call. Its function is empty where Python names none, as for a syntax error.
     pub frame: Option<Frame>,
+}
+
+/// A longer text is cut in a line.
+const MAX_TEXT: usize = 120;
+
+impl WorkerException {
+    /// As in `ValueError in load_batch (data.py:17)`, with the text behind; `None` without a type or a frame.
+    #[must_use]
+    pub(crate) fn as_row(&self) -> Option<String> {
+        let place = place_of(self.frame.as_ref()?);
+        let text = self.message.as_deref().and_then(|message| message.lines().next()).unwrap_or_default();
+        let text = if text.is_empty() { String::new() } else { format!(": {}", cut_text(text, MAX_TEXT)) };
+        Some(format!("{}{place}{text}", self.kind.as_ref()?))
+    }
+}
+
+/// As in ` in load_batch (data.py:17)`, or ` at data.py:17` outside of functions.
+#[must_use]
+pub(crate) fn place_of(frame: &Frame) -> String {
+    match frame.function.as_str() {
+        "" | "<module>" => format!(" at {}", frame.line_text()),
+        _ => format!(" in {}", frame.title()),
+    }
 }
 
 /// The error of an error file.

@@ -1,5 +1,6 @@
 //! The line on a failure that comes again and again, where nothing shows whether the job makes progress. Pure.
 
+use crate::reporter::exception::place_of;
 use rankrun_core::agent::recurrence::{FailureSignature, Recurrence};
 use rankrun_core::job_event::FailureKind;
 use rankrun_core::spec::restart::FailureCause;
@@ -18,11 +19,7 @@ pub(crate) fn recurrence_text(recurrence: &Recurrence) -> String {
 fn signature_text(signature: &FailureSignature) -> String {
     match signature {
         FailureSignature::Exception(exception) => {
-            let place = exception.frame.as_ref().map(|frame| match frame.function.as_str() {
-                "" | "<module>" => format!(" at {}", frame.line_text()),
-                _ => format!(" in {}", frame.title()),
-            });
-            format!("{}{}", exception.kind, place.unwrap_or_default())
+            format!("{}{}", exception.kind, exception.frame.as_ref().map(place_of).unwrap_or_default())
         }
         FailureSignature::Exit { rank, exit, cause } => match cause {
             Some(FailureCause::Oom) => format!("rank {rank} ran out of memory"),

@@ -15,6 +15,7 @@ use crate::logs::tree::ERROR_FILE;
 use crate::process::oom::OomKills;
 use crate::reporter::causes::is_exception;
 use crate::reporter::early::{self, EarlyRank};
+use crate::reporter::exception::{WorkerException, exception_in_output, exception_of_report};
 use crate::reporter::log_space::{self, LogDisk};
 use crate::reporter::memory::{self, kill_in_words};
 use crate::reporter::stacks::render_briefly;
@@ -130,6 +131,15 @@ impl FailureReport {
         let raised = self.tail.iter().filter(|line| is_exception(line));
         report.flatten().chain(raised).map(String::as_str)
     }
+
+    /// Of the error file, else of the output of a worker with the exit code that Python has for an exception.
+    pub(in crate::reporter) fn exception(&self) -> Option<WorkerException> {
+        let is_of_python = self.kind == FailureKind::Ended && self.exit == Exit::Code(1);
+        match &self.report {
+            Some(report) => Some(exception_of_report(report)),
+            None => exception_in_output(&self.tail).filter(|_| is_of_python),
+        }
+    }
 }
 
 /// The report stays on one screen.
@@ -155,6 +165,9 @@ pub(crate) fn render(failure: &FailureReport) -> String {
     let mut lines = vec![headline(failure)];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", failure.rank, failure.local_rank, failure.pid));
+    if let Some(exception) = failure.exception().and_then(|exception| exception.as_row()) {
+        row("raised", plain(&exception));
+    }
     if failure.device.is_known_to_runtime {
         row("device", device(&failure.device));
     }

@@ -60,6 +60,19 @@ rank 1 failed first: killed by SIGKILL
 }
 
 #[test]
+fn failure_report_has_exception_and_its_last_frame_in_one_row() {
+    let traceback = "Traceback (most recent call last):\n  File \"/job/train.py\", line 9, in <module>\n    main()\n  File \
+                     \"/job/data.py\", line 17, in load_batch\n    raise ValueError('x')\nValueError: x y";
+    let tail: Vec<String> = traceback.lines().map(str::to_owned).collect();
+    let printed = FailureReport { exit: Exit::Code(1), tail, ..example_failure() };
+    let row = "  raised    ValueError in load_batch (data.py:17): x y\n";
+    assert!(render(&printed).contains(row), "{}", render(&printed));
+    // Not what a signal ended that came later.
+    let killed = FailureReport { exit: example_failure().exit, ..printed };
+    assert!(!render(&killed).contains("  raised"), "{}", render(&killed));
+}
+
+#[test]
 fn failure_report_of_multi_node_job_names_node() {
     let addr = Some("10.0.0.2".to_owned());
     let node = NodeName { rank: Some(NodeRank(1)), addr, ..example_failure().node };

@@ -151,12 +151,10 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
             let text = job_event_text::some_finished(finished, live, *since, group.round);
             vec![LogLine::of_ours(Level::Info, text)]
         }
-        JobEvent::Killing { local_ranks, ignored_signal: Some(signal) } => {
-            killing(local_ranks, *signal, group)
-        }
-        JobEvent::Killing { local_ranks, ignored_signal: None } => {
-            closing_signal_lines(local_ranks, Signal::SIGKILL, group)
-        }
+        JobEvent::Killing { local_ranks, ignored_signal } => match ignored_signal {
+            Some(signal) => killing(local_ranks, *signal, group),
+            None => closing_signal_lines(local_ranks, Signal::SIGKILL, group),
+        },
         JobEvent::AwaitingGroups { .. } | JobEvent::KillingGroups { .. } => {
             warning(job_event_text::group_event_text(event))
         }

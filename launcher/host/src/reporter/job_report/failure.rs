@@ -5,7 +5,6 @@ use std::time::Duration;
 use serde::Serialize;
 
 use rankrun_contract::rank::Rank;
-use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
 use rankrun_core::agent::failure::failure_cause;
 use rankrun_core::device::WorkerDevice;
@@ -20,9 +19,7 @@ use rankrun_core::stacks::WorkerStacks;
 
 use super::hang::{HangRecord, hang_record};
 use super::seconds;
-use crate::reporter::exception::{
-    WorkerException, exception_in_output, exception_of_message, exception_of_report,
-};
+use crate::reporter::exception::{WorkerException, exception_of_message};
 use crate::reporter::summary::peers::PeerReport;
 use crate::reporter::summary::{FailureReport, headline, timestamp};
 use crate::reporter::{early, log_space, memory, nodes};
@@ -269,20 +266,10 @@ fn kind_of(failure: &FailureReport, verdict: Option<&Verdict>, has_exception: bo
     }
 }
 
-/// Of the error file, else of the output of a worker with the exit code that Python has for an exception.
 fn exception_of(failure: &FailureReport) -> Option<ExceptionRecord> {
-    if let Some(report) = &failure.report {
-        return Some(reported_exception(report));
-    }
-    let is_of_python = failure.kind == FailureKind::Ended && failure.exit == Exit::Code(1);
-    let printed = is_of_python.then(|| exception_in_output(&failure.tail)).flatten()?;
-    Some(exception_record(printed, None))
-}
-
-fn reported_exception(report: &ErrorReport) -> ExceptionRecord {
-    let traceback =
-        report.callstack.as_deref().map(|callstack| cut_text(callstack, MAX_CUT_TEXT).into_owned());
-    exception_record(exception_of_report(report), traceback)
+    let callstack = failure.report.as_ref().and_then(|report| report.callstack.as_deref());
+    let traceback = callstack.map(|callstack| cut_text(callstack, MAX_CUT_TEXT).into_owned());
+    Some(exception_record(failure.exception()?, traceback))
 }
 
 fn exception_record(exception: WorkerException, traceback: Option<String>) -> ExceptionRecord {
