@@ -46,7 +46,7 @@ fn worker_error_message_is_shown_on_every_node() {
     let Some(fleet) = Fleet::start(2) else { return };
     let written =
         r#"rank1:error-file={"message":"ValueError: bad\tcolumn \u001b[31m7","timestamp":"1700000000"}"#;
-    let steps = ["place", "sum", written, "rank1:exit=7", "forever"];
+    let steps = ["place", "sum", written, "rank1:eprint=column 7 is bad", "rank1:exit=7", "forever"];
     let start = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "2").worker(steps)).start();
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     for (job, code) in jobs.into_iter().zip([1, 7]) {
@@ -54,6 +54,7 @@ fn worker_error_message_is_shown_on_every_node() {
         outcome
             .expect_exit_code(code)
             .expect_stderr("ValueError: bad")
+            .expect_stderr("    | column 7 is bad")
             .expect_stderr("th2")
             .expect_absent("panicked");
         let starts =

@@ -66,6 +66,7 @@ fn failure_note_with_loss(lost_peer: Option<PeerLoss>) -> FailureNote {
         pid: 77,
         ended: "exit code 3".to_owned(),
         message: None,
+        last_lines: Vec::new(),
         lost_peer,
     })
 }

@@ -339,6 +339,7 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
         pid: 100,
         ended: end.exit.to_string(),
         message: None,
+        last_lines: Vec::new(),
         lost_peer: end.error_file_info.and_then(|error_file_info| match error_file_info.lost_peer? {
             LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
             LostPeer::Here(_) | LostPeer::Unnamed => None,

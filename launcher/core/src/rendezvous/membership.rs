@@ -105,6 +105,7 @@ mod tests {
             pid: 4711,
             ended: "exit code 7".to_owned(),
             message: None,
+            last_lines: Vec::new(),
             lost_peer: None,
         };
         for note in [FailureNote::Worker(worker), FailureNote::NodeLost { node: node() }] {

@@ -57,6 +57,8 @@ pub struct WorkerFailure {
     pub ended: String,
     /// The last line of the worker's error, if it reported one.
     pub message: Option<String>,
+    /// The last lines of the worker's output, as far as the launcher sees them.
+    pub last_lines: Vec<String>,
     /// The peer on another node that the worker lost, by its own report. The failure is then a consequence.
     pub lost_peer: Option<PeerLoss>,
 }

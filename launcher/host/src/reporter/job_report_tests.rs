@@ -174,6 +174,7 @@ fn failure_of_other_node_has_its_node_and_error() {
         pid: 77,
         ended: "exit code 7".to_owned(),
         message: Some("ValueError: bad batch".to_owned()),
+        last_lines: Vec::new(),
         lost_peer: None,
     });
     let record = remote_failure(Some(&note), None);

@@ -184,6 +184,13 @@ pub(crate) fn first_cause(note: &FailureNote) -> String {
     if let Some(message) = &failed.message {
         text.push_str(&format!("  reported  {}\n", plain(message)));
     }
+    if !failed.last_lines.is_empty() {
+        text.push_str("  its last lines:\n");
+    }
+    for line in &failed.last_lines {
+        text.push_str(format!("    | {}", plain(line)).trim_end());
+        text.push('\n');
+    }
     text
 }
 
@@ -273,6 +280,7 @@ mod tests {
             pid: 77,
             ended: "exit code 7".to_owned(),
             message: Some("ValueError: \x1b[31mbad batch".to_owned()),
+            last_lines: vec!["step 9".to_owned(), "\x1b[31mbad  ".to_owned()],
             lost_peer: None,
         })
     }
@@ -343,6 +351,9 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
   worker    rank 5, local rank 1, pid 77
   node      1, th2, 10.0.0.2
   reported  ValueError: bad batch
+  its last lines:
+    | step 9
+    | bad
 "
         );
         assert_eq!(

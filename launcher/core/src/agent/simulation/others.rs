@@ -196,6 +196,7 @@ pub(super) fn note_with_loss(lost_peer: Option<PeerLoss>) -> FailureNote {
         pid: 1,
         ended: "exit code 1".to_owned(),
         message: None,
+        last_lines: Vec::new(),
         lost_peer,
     })
 }

@@ -20,6 +20,12 @@ const MAX_ENDED: usize = 800;
 /// Longest error message of a worker and reason of a node, in characters.
 const MAX_MESSAGE: usize = 2000;
 
+/// Most lines of a worker's output.
+const MAX_LINES: usize = 10;
+
+/// Longest line of a worker's output, in characters.
+const MAX_LINE: usize = 200;
+
 /// Longest rule, in characters; a rule with 256 exit codes fits.
 const MAX_RULE: usize = 1200;
 
@@ -40,6 +46,8 @@ struct WorkerJson {
     pid: i32,
     ended: String,
     message: Option<String>,
+    #[serde(default)]
+    last_lines: Vec<String>,
     lost_peer: Option<PeerJson>,
 }
 
@@ -132,6 +140,7 @@ impl From<&FailureNote> for FailureJson {
                 pid: worker.pid,
                 ended: escape_for_terminal(&worker.ended, MAX_ENDED),
                 message: worker.message.as_deref().map(message),
+                last_lines: bounded_lines(&worker.last_lines),
                 lost_peer: worker.lost_peer.map(PeerJson::from),
             }),
             FailureNote::NodeLost { node } => Self::NodeLost { node: node.into() },
@@ -169,9 +178,15 @@ impl WorkerJson {
             pid: self.pid,
             ended: escape_for_terminal(&self.ended, MAX_ENDED),
             message: self.message.map(|message| escape_for_terminal(&message, MAX_MESSAGE)),
+            last_lines: bounded_lines(&self.last_lines),
             lost_peer: self.lost_peer.map(PeerLoss::from),
         })
     }
+}
+
+fn bounded_lines(lines: &[String]) -> Vec<String> {
+    let last = &lines[lines.len().saturating_sub(MAX_LINES)..];
+    last.iter().map(|line| escape_for_terminal(line, MAX_LINE)).collect()
 }
 
 impl From<&NodeName> for NodeJson {

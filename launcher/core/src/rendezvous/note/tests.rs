@@ -16,6 +16,7 @@ fn worker_failure() -> WorkerFailure {
         pid: 4711,
         ended: "exit code 7".to_owned(),
         message: Some("ValueError: `x` is 3".to_owned()),
+        last_lines: Vec::new(),
         lost_peer: None,
     }
 }
@@ -95,6 +96,7 @@ fn remote_texts_are_bounded_and_escaped() {
             node: loud.clone(),
             ended: long.clone(),
             message: Some(long.clone()),
+            last_lines: vec![long.clone(); 100],
             ..worker_failure()
         }),
         FailureNote::NodeLost { node: loud.clone() },
@@ -102,7 +104,7 @@ fn remote_texts_are_bounded_and_escaped() {
         FailureNote::LauncherFailed { node: loud, why: long.clone() },
     ] {
         let text = note.to_json();
-        assert!(text.len() < 4096, "{}", text.len());
+        assert!(text.len() < 8192, "{}", text.len());
         assert!(!text.contains(&0x1b) && FailureNote::from_json(&text).is_some());
     }
     // A note from a writer that does not bound its texts.
@@ -153,14 +155,16 @@ fn any_worker_failure() -> impl Strategy<Value = WorkerFailure> {
     ];
     let ranks = (any::<u32>(), any::<u32>(), 1..i32::MAX);
     let message = proptest::option::of("[^\\p{C}\\p{Z}]{0,200}");
-    (any_node(), ranks, "[^\\p{C}\\p{Z}]{0,200}", message, lost_peer).prop_map(
-        |(node, (rank, local_rank, pid), ended, message, lost_peer)| WorkerFailure {
+    let texts = (message, proptest::collection::vec("[^\\p{C}\\p{Z}]{0,200}", 0..10));
+    (any_node(), ranks, "[^\\p{C}\\p{Z}]{0,200}", texts, lost_peer).prop_map(
+        |(node, (rank, local_rank, pid), ended, (message, last_lines), lost_peer)| WorkerFailure {
             node,
             rank: Rank(rank),
             local_rank: LocalRank(local_rank),
             pid,
             ended,
             message,
+            last_lines,
             lost_peer,
         },
     )

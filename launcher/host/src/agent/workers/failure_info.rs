@@ -125,10 +125,8 @@ impl WorkerGroup {
         let placement = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
         let worker = WorkerId { generation: self.generation, local_rank: end.local_rank };
-        let of_disk = || {
-            let disk = self.log_disk(end.local_rank)?;
-            log_space::cause_of(&disk, &self.logs.tail_after_drain(worker, OUTPUT_WAIT))
-        };
+        let last_lines = self.logs.tail_after_drain(worker, OUTPUT_WAIT);
+        let of_disk = || log_space::cause_of(&self.log_disk(end.local_rank)?, &last_lines);
         let message = file.and_then(|file| shorten_message(&file.report.message)).or_else(of_disk);
         let is_shared = round.nodes > NodeCount::ONE;
         Some(FailureNote::Worker(WorkerFailure {
@@ -141,6 +139,7 @@ impl WorkerGroup {
                 |verdict| format!("hang: {}", sentence(verdict)),
             ),
             message,
+            last_lines,
             lost_peer: end
                 .error_file_info
                 .and_then(|error_file_info| error_file_info.remote_loss())

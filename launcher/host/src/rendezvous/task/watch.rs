@@ -177,6 +177,7 @@ mod tests {
             pid: 7,
             ended: "exit code 7".to_owned(),
             message: None,
+            last_lines: Vec::new(),
             lost_peer: None,
         })
     }

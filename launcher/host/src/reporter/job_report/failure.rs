@@ -214,21 +214,22 @@ pub(crate) fn remote_failure(note: Option<&FailureNote>, ending: Option<&Rendezv
         ..FailureRecord::default()
     };
     match note {
-        FailureNote::Worker(WorkerFailure { rank, local_rank, pid, message, lost_peer, .. }) => {
-            FailureRecord {
-                rank: Some(rank.0),
-                local_rank: Some(local_rank.0),
-                pid: Some(*pid),
-                exception: message
-                    .as_deref()
-                    .map(|message| exception_record(exception_of_message(message), None)),
-                lost_rank: lost_peer.and_then(|peer| match peer {
-                    PeerLoss::Rank(rank) => Some(rank.0),
-                    PeerLoss::Unnamed => None,
-                }),
-                ..of_all
-            }
-        }
+        FailureNote::Worker(WorkerFailure {
+            rank, local_rank, pid, message, last_lines, lost_peer, ..
+        }) => FailureRecord {
+            rank: Some(rank.0),
+            local_rank: Some(local_rank.0),
+            pid: Some(*pid),
+            exception: message
+                .as_deref()
+                .map(|message| exception_record(exception_of_message(message), None)),
+            lost_rank: lost_peer.and_then(|peer| match peer {
+                PeerLoss::Rank(rank) => Some(rank.0),
+                PeerLoss::Unnamed => None,
+            }),
+            last_lines: some(last_lines.clone()),
+            ..of_all
+        },
         FailureNote::NodeLost { .. } | FailureNote::NodeLeft { .. } | FailureNote::LauncherFailed { .. } => {
             of_all
         }

@@ -282,6 +282,7 @@ pub(super) fn note_with_message(rank: u32, message: Option<String>) -> FailureNo
         pid: 7,
         ended: "exit code 7".to_owned(),
         message,
+        last_lines: Vec::new(),
         lost_peer: None,
     })
 }
