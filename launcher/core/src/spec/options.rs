@@ -39,6 +39,11 @@ pub struct IndependentOptions {
     /// Start the hook also under the name torchrun
     #[arg(long, help_heading = "Workers")]
     pub hooks: bool,
+    /// Let each worker name the launcher as its tracer, so that `rankrun stacks` can read the stacks of workers without
+    /// a hook where Yama's mode is 1. Then all processes that the launcher has started may trace the workers, other
+    /// ranks included [default: what the system permits]
+    #[arg(long, help_heading = "Workers")]
+    pub allow_ptrace: bool,
     /// When the job ends, write all that is known of its end to this file, as one JSON document: result, exit code,
     /// the first failure with its exception, hang, stacks and last lines. Each node writes its own file
     #[arg(long, value_name = "FILE", help_heading = "Output and logs")]
