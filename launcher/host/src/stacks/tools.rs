@@ -163,11 +163,17 @@ impl ToolRuns {
         let native = native.and_then(|run| {
             let output = run.finish(until);
             let threads = parse_native_threads(&output.stdout);
+            if !threads.is_empty() && matches!(output.end, ToolEnd::Exited(_)) {
+                return Ok(threads);
+            }
+            if is_denial_text(&output.error) {
+                return Err(why_denied());
+            }
             // A tracer that is killed leaves its tracee stopped (ptrace(2), PTRACE_ATTACH).
-            if !was_stopped && (threads.is_empty() || !matches!(output.end, ToolEnd::Exited(_))) {
+            if !was_stopped {
                 let _ = process.send(libc::SIGCONT);
             }
-            if threads.is_empty() { Err(absence("eu-stack", &output, why_denied)) } else { Ok(threads) }
+            if threads.is_empty() { Err(format!("eu-stack: {}", output.problem())) } else { Ok(threads) }
         });
         match native {
             Ok(threads) => {
@@ -213,20 +219,6 @@ fn python_threads(
         Ok(Err(text)) if is_denial_text(&text) => Err(why_denied()),
         Ok(Err(text)) => Err(text),
         Ok(Ok(_)) => Err("it has written no stack".to_owned()),
-        Err(_)
-            if matches!(output.end, ToolEnd::Exited(_))
-                && output.error.is_empty()
-                && !output.stdout.is_empty() =>
-        {
-            Err("what it has written is not a stack".to_owned())
-        }
         Err(_) => Err(output.problem()),
     }
-}
-
-fn absence(tool: &str, output: &ToolOutput, why_denied: impl FnOnce() -> String) -> String {
-    if is_denial_text(&output.error) || is_denial_text(&String::from_utf8_lossy(&output.stdout)) {
-        return why_denied();
-    }
-    format!("{tool}: {}", output.problem())
 }
