@@ -326,7 +326,8 @@ fn stacks_before_sigkill_come_although_one_worker_does_not_answer() {
     outcome
         .expect_stderr("SIGKILL follows; the workers that do not stop:\n")
         .expect_stderr("rank 0: sleeps (program.py:")
-        .expect_stderr("rank 1: blocks_all (program.py:");
+        .expect_stderr("rank 1: sleeps (program.py:")
+        .expect_stderr(" in blocks_all\n");
 }
 
 /// A request may come when Python has already taken its handler away.

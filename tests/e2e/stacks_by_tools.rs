@@ -1,4 +1,4 @@
-//! Stacks of workers that write none: read by py-spy and eu-stack, where the kernel permits it.
+//! Stacks of workers without a handler: py-spy and eu-stack read them, where the kernel permits it.
 
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,10 @@ TID $6:
     /home/u/src/main.rs:17:5"
 "#;
 
+/// What it prints where the kernel refuses it.
+const REFUSED: &str =
+    "#!/bin/sh\necho \"eu-stack: dwfl_thread_getframes tid $6: Operation not permitted\" >&2; exit 2\n";
+
 /// `PATH` with this program before those of the machine.
 fn path_with_eu_stack(scratch: &Scratch, content: &str) -> String {
     let folder = scratch.folder("tools", 0o700);
@@ -30,7 +34,7 @@ fn absence<'a>(worker: &'a Value, field: &str) -> &'a str {
     worker[field].as_str().unwrap_or_else(|| panic!("`{field}` in {worker}"))
 }
 
-/// Neither a worker's own wish nor a missing capability lets a tool look into it.
+/// A launcher and tools without CAP_SYS_PTRACE.
 fn without_ptrace(launch: Launch) -> Launch {
     launch.under(["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"])
 }
@@ -94,10 +98,7 @@ fn missing_eu_stack_costs_one_line() {
 #[test]
 fn refusal_of_the_kernel_costs_one_line_each() {
     let Some(workers) = Workers::new() else { return };
-    let path = path_with_eu_stack(
-        &workers.runtime.0,
-        "#!/bin/sh\necho \"eu-stack: dwfl_thread_getframes tid $6: Operation not permitted\" >&2; exit 2\n",
-    );
+    let path = path_with_eu_stack(&workers.runtime.0, REFUSED);
     let launch = workers.launch(Name::Rankrun, 1).args(["--no-hooks"]).env("PATH", path);
     let job = workers.start_launch(without_ptrace(launch), &["is_not_dumpable"]);
     let stacks = workers.stacks();
@@ -116,16 +117,35 @@ fn refusal_of_the_kernel_costs_one_line_each() {
 #[test]
 fn seccomp_filter_is_named_as_the_cause() {
     let Some(workers) = Workers::new() else { return };
+    let path = path_with_eu_stack(&workers.runtime.0, REFUSED);
     let wrapper = fixture("seccomp-exec").into_os_string();
-    let launch = workers.launch(Name::Rankrun, 1).args(["--no-hooks"]);
+    let launch = workers.launch(Name::Rankrun, 1).args(["--no-hooks"]).env("PATH", path);
     let launch = launch.under([wrapper, "EPERM".into(), "ptrace,process_vm_readv".into()]);
     let job = workers.start_launch(launch, &["sleeps"]);
     let stacks = workers.stacks();
-    let python = absence(&stacks[0], "python_absence");
-    assert!(
-        python.ends_with("ptrace is not permitted (a seccomp filter of the container refuses it)"),
-        "{python}"
-    );
+    let native = absence(&stacks[0], "native_absence");
+    assert_eq!(native, "ptrace is not permitted (a seccomp filter of the container refuses it)");
+    stop(job);
+}
+
+/// With the program of the machine.
+#[test]
+fn eu_stack_shows_the_calls_of_a_rust_worker() {
+    let Some(workers) = Workers::new() else { return };
+    let job = workers.launch(Name::Rankrun, 2).worker(["alive", "forever"]).start();
+    job.wait_for_lines("alive", 2);
+    let mut stacks = Vec::new();
+    job.wait_until("the job has a socket", || {
+        let outcome = workers.runtime.ask(&["stacks", &job.pid().to_string(), "--json"]);
+        stacks = serde_json::from_str::<Vec<Value>>(&outcome.stdout()).unwrap_or_default();
+        !stacks.is_empty()
+    });
+    for worker in &stacks {
+        assert_eq!(worker["native_absence"], Value::Null, "{worker}");
+        let calls = worker["threads"][0]["native"].as_array().expect("a list");
+        let has_main = calls.iter().any(|call| call["function"].as_str().expect("a name").contains("main"));
+        assert!(has_main, "{worker}");
+    }
     stop(job);
 }
 

@@ -24,7 +24,7 @@ pub struct WorkerStacks {
     pub is_main_missing: bool,
     /// What read the Python stack.
     #[serde(default)]
-    pub python_source: Option<PythonSource>,
+    pub python_source: Option<StackSource>,
     /// Why there is no Python stack.
     pub python_absence: Option<String>,
     /// The threads as the kernel shows them; the main thread first.
@@ -39,7 +39,7 @@ pub struct WorkerStacks {
 /// What reads the stacks of a Python worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum PythonSource {
+pub enum StackSource {
     /// The handler of its signal, in the worker.
     Faulthandler,
     /// The crate `py-spy`, from the memory of the worker.

@@ -109,9 +109,9 @@ TID 70:
 #0  0x00007f1982792503 clock_nanosleep@GLIBC_2.2.5 - /usr/lib/x86_64-linux-gnu/libc.so.6
     ../sysdeps/unix/sysv/linux/clock_nanosleep.c:71:10
 #1  0x00007f1982796e53 std::thread::sleep::h0123456789abcdef - /u/worker
-    /rustc/8a/library/std/src/thread/mod.rs:900:5
+    /rustc/8a/library/std/thread.c:900:5
 #2  0x000055b56dac54af worker::Ring::operator- (A - B) - /u/worker
-    /u/src/main.rs:17
+    /u/src/main.c:17
 #3  0x000055b56dac1621 - /u/worker
 TID 72:
 #0  0x00007f42f56a3f16 start_thread
@@ -127,8 +127,8 @@ TID 72:
         assert_eq!((main.id, other.id), (70, 72));
         let expected = [
             frame("clock_nanosleep", "/usr/lib/x86_64-linux-gnu/libc.so.6", 0),
-            frame("std::thread::sleep", "/rustc/8a/library/std/src/thread/mod.rs", 900),
-            frame("worker::Ring::operator- (A - B)", "/u/src/main.rs", 17),
+            frame("std::thread::sleep", "/rustc/8a/library/std/thread.c", 900),
+            frame("worker::Ring::operator- (A - B)", "/u/src/main.c", 17),
             frame("??", "/u/worker", 0),
         ];
         assert_eq!(main.frames, expected);

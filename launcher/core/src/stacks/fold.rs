@@ -166,7 +166,7 @@ mod tests {
         let main = |line| KernelThread {
             state: "S".to_owned(),
             system_call: Some("futex".to_owned()),
-            native: vec![frame("wait", "/usr/lib/libc.so.6", 0), frame("reduce", "/u/main.rs", line)],
+            native: vec![frame("wait", "/usr/lib/libc.so.6", 0), frame("reduce", "/u/main.c", line)],
             ..KernelThread::default()
         };
         let native = |rank, line| WorkerStacks {
@@ -176,7 +176,7 @@ mod tests {
             ..WorkerStacks::default()
         };
         let folds = fold(&[native(0, 7), native(1, 9), native(2, 7)]);
-        let place = "reduce (main.rs:7), in wait (libc.so.6), sleeps in futex, CPU 0.0 s; no Python";
+        let place = "reduce (main.c:7), in wait (libc.so.6), sleeps in futex, CPU 0.0 s; no Python";
         assert_eq!((&folds[1].ranks[..], folds[1].place.as_str()), (&[0, 2][..], place));
         assert_eq!(folds[1].frames, main(7).native);
         assert_eq!(folds[0].ranks, [1]);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_the_kernel_are_told_from_other_errors() {
+    fn refusal_of_the_kernel_differs_from_other_errors() {
         assert!(is_denial_text("dwfl_linux_proc_attach pid 70: Operation not permitted"));
         assert!(is_denial_text("Failed to copy: Permission denied (os error 13)"));
         assert!(!is_denial_text("No such process (os error 3)"));

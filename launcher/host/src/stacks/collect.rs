@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_core::posix::Pid;
 use rankrun_core::stacks::faulthandler::parse_dump;
-use rankrun_core::stacks::{KernelThread, PythonSource, WorkerStacks};
+use rankrun_core::stacks::{KernelThread, StackSource, WorkerStacks};
 
 use super::dump_file::DumpFile;
 use super::kernel;
@@ -263,7 +263,7 @@ impl Collection {
         stacks.is_python_cut = dump.is_cut;
         stacks.is_main_missing = dump.is_end_missing;
         stacks.python = dump.threads;
-        stacks.python_source = (!stacks.python.is_empty()).then_some(PythonSource::Faulthandler);
+        stacks.python_source = (!stacks.python.is_empty()).then_some(StackSource::Faulthandler);
         stacks.python_absence = match state {
             CollectionState::Absent(why) => Some(why.to_owned()),
             _ if !stacks.python.is_empty() => None,

@@ -33,7 +33,7 @@ fn value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Whether a filter answers in the place of the kernel. For this process itself the kernel permits the read of memory,
-/// and says that it is no tracee (ESRCH).
+/// and says that it is not a tracee (ESRCH).
 fn is_filtered() -> bool {
     let (from, mut into) = ([7_u8], [0_u8]);
     let remote = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: 1 };

@@ -13,7 +13,7 @@ use std::time::Instant;
 use rankrun_core::posix::Pid;
 use rankrun_core::stacks::eu_stack::{MAX_FRAMES, parse_native_threads};
 use rankrun_core::stacks::ptrace::is_denial_text;
-use rankrun_core::stacks::{PythonSource, PythonThread, WorkerStacks};
+use rankrun_core::stacks::{PythonThread, StackSource, WorkerStacks};
 use rankrun_core::worker_command::WorkerCommand;
 
 use super::ptrace_facts::ptrace_facts;
@@ -189,7 +189,7 @@ impl ToolRuns {
         match python {
             Ok(threads) => {
                 stacks.python = threads;
-                stacks.python_source = Some(PythonSource::PySpy);
+                stacks.python_source = Some(StackSource::PySpy);
                 stacks.python_absence = None;
             }
             Err(why) => {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rankrun_core::posix::Pid;
-use rankrun_core::stacks::{PythonSource, WorkerStacks};
+use rankrun_core::stacks::{StackSource, WorkerStacks};
 use rankrun_core::worker_command::WorkerCommand;
 
 use super::collect::{StackTarget, collect_stacks};
@@ -153,7 +153,7 @@ fn missing_eu_stack_is_named() {
 
 /// It and its child hold the output open.
 #[test]
-fn eu_stack_that_hangs_is_killed_with_its_children_and_leaves_no_worker_stopped() {
+fn eu_stack_that_hangs_is_killed_and_leaves_no_worker_stopped() {
     let worker = Worker::start("cat");
     let pids = worker.folder.join("pids");
     let script =
@@ -195,7 +195,7 @@ fn stack_of_python_reader_takes_the_place_of_its_handlers() {
         },
         ENOUGH,
     );
-    assert_eq!((stacks.python_source, stacks.python_absence.as_deref()), (Some(PythonSource::PySpy), None));
+    assert_eq!((stacks.python_source, stacks.python_absence.as_deref()), (Some(StackSource::PySpy), None));
     assert_eq!(stacks.main_frames()[0].title(), "f (a.py:3)");
 }
 
