@@ -134,12 +134,10 @@ fn eu_stack_shows_the_calls_of_a_rust_worker() {
     let Some(workers) = Workers::new() else { return };
     let job = workers.launch(Name::Rankrun, 2).worker(["alive", "forever"]).start();
     job.wait_for_lines("alive", 2);
-    let mut stacks = Vec::new();
     job.wait_until("the job has a socket", || {
-        let outcome = workers.runtime.ask(&["stacks", &job.pid().to_string(), "--json"]);
-        stacks = serde_json::from_str::<Vec<Value>>(&outcome.stdout()).unwrap_or_default();
-        !stacks.is_empty()
+        workers.runtime.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
     });
+    let stacks = workers.stacks();
     for worker in &stacks {
         assert_eq!(worker["native_absence"], Value::Null, "{worker}");
         let calls = worker["threads"][0]["native"].as_array().expect("a list");
