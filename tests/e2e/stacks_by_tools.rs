@@ -1,4 +1,8 @@
 //! Stacks of workers without a handler: py-spy and eu-stack read them, where the kernel permits it.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a fake tool stands before those in `PATH`, and a stop has a limit"
+)]
 
 use std::time::{Duration, Instant};
 

@@ -17,6 +17,7 @@ use super::stop::StopTarget;
 /// Options that need no other setting.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct IndependentOptions {
     /// Whether workers get RANK, WORLD_SIZE, MASTER_ADDR and their like: with auto a job of one worker on one
     /// node gets none, so its program runs as without a launcher [default: always]

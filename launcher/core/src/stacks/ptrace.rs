@@ -13,8 +13,6 @@ pub struct PtraceFacts {
     pub is_filtered: bool,
     /// The process that traces the worker: a process has one tracer at a time.
     pub tracer: Option<i32>,
-    /// The launcher was started with `--allow-ptrace`.
-    pub is_allowed: bool,
 }
 
 /// Why tracing is refused, the surest cause first.
@@ -49,15 +47,15 @@ pub fn is_denial_text(text: &str) -> bool {
 }
 
 impl PtraceFacts {
-    /// The cause of a refusal.
+    /// The cause of a refusal. `is_allowed`: the launcher was started with `--allow-ptrace`.
     #[must_use]
-    pub const fn denial(&self) -> PtraceDenial {
+    pub const fn denial(&self, is_allowed: bool) -> PtraceDenial {
         match *self {
             Self { is_filtered: true, .. } => PtraceDenial::Seccomp,
             Self { tracer: Some(tracer), .. } => PtraceDenial::Traced { tracer },
             Self { yama_mode: Some(3..), .. } => PtraceDenial::YamaForbidden,
             Self { yama_mode: Some(2), has_capability: false, .. } => PtraceDenial::YamaAdministrators,
-            Self { yama_mode: Some(1), has_capability: false, is_allowed, .. } => {
+            Self { yama_mode: Some(1), has_capability: false, .. } => {
                 PtraceDenial::YamaAncestors { is_allowed }
             }
             _ => PtraceDenial::Protected,
@@ -94,7 +92,7 @@ mod tests {
     fn denial(change: impl FnOnce(&mut PtraceFacts)) -> String {
         let mut facts = PtraceFacts::default();
         change(&mut facts);
-        facts.denial().to_string()
+        facts.denial(false).to_string()
     }
 
     #[test]
@@ -122,7 +120,8 @@ mod tests {
 
     #[test]
     fn option_that_was_given_is_not_advised() {
-        let text = denial(|facts| (facts.yama_mode, facts.is_allowed) = (Some(1), true));
+        let facts = PtraceFacts { yama_mode: Some(1), ..PtraceFacts::default() };
+        let text = facts.denial(true).to_string();
         assert!(text.contains("Yama mode 1") && !text.contains("--allow-ptrace"), "{text}");
     }
 
@@ -130,7 +129,7 @@ mod tests {
     fn capability_rules_out_yama_but_for_mode_3_and_filter_is_surest() {
         let of = |mode, has_capability, is_filtered| {
             PtraceFacts { yama_mode: Some(mode), has_capability, is_filtered, ..PtraceFacts::default() }
-                .denial()
+                .denial(false)
         };
         assert_eq!(of(1, true, false), PtraceDenial::Protected);
         assert_eq!(of(2, true, false), PtraceDenial::Protected);

@@ -147,7 +147,7 @@ fn start_tools(collections: &mut [Collection], tools: &StackTools) -> bool {
     let running = collections.iter().filter(|collection| collection.is_looked_into).count();
     let free = MAX_LOOKED_INTO.saturating_sub(running);
     let wanting = collections.iter_mut().filter(|collection| collection.wants_tools()).take(free);
-    wanting.fold(false, |has_started, collection| collection.start_tools(tools) || has_started)
+    wanting.filter_map(|collection| collection.start_tools(tools).then_some(())).count() > 0
 }
 
 /// Until a tool has written something, or the pause is over.

@@ -13,8 +13,8 @@ use crate::process::own_pid;
 /// The bit of `CAP_SYS_PTRACE` (capabilities(7)).
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 
-/// What is known after a refusal. `is_allowed`: the worker has named the launcher as its tracer.
-pub(super) fn ptrace_facts(pid: Pid, is_allowed: bool) -> PtraceFacts {
+/// What is known after a refusal.
+pub(super) fn ptrace_facts(pid: Pid) -> PtraceFacts {
     let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let worker = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
@@ -24,7 +24,6 @@ pub(super) fn ptrace_facts(pid: Pid, is_allowed: bool) -> PtraceFacts {
         has_capability: capabilities.is_some_and(|mask| mask & CAP_SYS_PTRACE != 0),
         is_filtered: is_filtered(),
         tracer: value(&worker, "TracerPid:").and_then(|pid| pid.parse().ok()).filter(|pid| *pid != 0),
-        is_allowed,
     }
 }
 
@@ -39,17 +38,15 @@ fn is_filtered() -> bool {
     let remote = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: 1 };
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: 1 };
     let own = own_pid().as_raw();
-    let is_refused =
-        |result: libc::c_long| result < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
     // SAFETY: both buffers outlive the call, which reads one byte of this process into the other.
     let read = unsafe { libc::process_vm_readv(own, &raw const local, 1, &raw const remote, 1, 0) };
     // SAFETY: this process is not traced by itself, so the kernel does nothing.
-    let cont = unsafe {
-        libc::ptrace(libc::PTRACE_CONT, own, ptr::null_mut::<libc::c_void>(), ptr::null_mut::<libc::c_void>())
-    };
-    // The second result must be read before another call changes errno, so it is asked for last.
-    is_refused(cont) || read < 0
+    let traced = unsafe { libc::ptrace(libc::PTRACE_CONT, own, NOTHING, NOTHING) };
+    let is_trace_refused = traced < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+    read < 0 || is_trace_refused
 }
+
+const NOTHING: *mut libc::c_void = ptr::null_mut();
 
 #[cfg(test)]
 mod tests {
@@ -57,8 +54,8 @@ mod tests {
 
     #[test]
     fn facts_are_read_from_proc() {
-        let facts = ptrace_facts(own_pid(), true);
-        assert!(facts.is_allowed && facts.tracer.is_none(), "{facts:?}");
+        let facts = ptrace_facts(own_pid());
+        assert!(facts.tracer.is_none(), "{facts:?}");
         assert_eq!(facts.yama_mode.is_some(), fs::exists("/proc/sys/kernel/yama").unwrap());
         assert_eq!(value("CapEff:\t0000000000080000\nX:", "CapEff:"), Some("0000000000080000"));
         assert_eq!(value("Name:\tx\n", "CapEff:"), None);

@@ -159,7 +159,7 @@ impl ToolRuns {
     /// `names_tracer`: the worker was started with `--allow-ptrace`.
     pub(super) fn finish(self, until: Instant, names_tracer: bool, stacks: &mut WorkerStacks) {
         let Self { pid, process, was_stopped, native, python } = self;
-        let why_denied = || ptrace_facts(pid, names_tracer).denial().to_string();
+        let why_denied = || ptrace_facts(pid).denial(names_tracer).to_string();
         let native = native.and_then(|run| {
             let output = run.finish(until);
             let threads = parse_native_threads(&output.stdout);
