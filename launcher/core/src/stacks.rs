@@ -130,7 +130,8 @@ impl Frame {
     /// Rust's standard library.
     #[must_use]
     pub fn is_of_program(&self) -> bool {
-        const FOREIGN: [&str; 4] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python"];
+        const FOREIGN: [&str; 5] =
+            ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "/.cargo/registry/"];
         const FOREIGN_ROOTS: [&str; 7] =
             ["<", "[", "/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/rustc/"];
         !FOREIGN_ROOTS.iter().any(|root| self.file.starts_with(root))

@@ -79,8 +79,26 @@ fn parse_frame(line: &str) -> Option<Frame> {
 fn function_name(name: &str) -> String {
     let name = name.split_once('@').map_or(name, |(name, _)| name);
     let is_hash = |hash: &str| hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let name = name.rsplit_once("::h").filter(|(_, hash)| is_hash(hash)).map_or(name, |(name, _)| name);
-    if name.is_empty() { UNNAMED.to_owned() } else { cut(name) }
+    match name.rsplit_once("::h") {
+        Some((name, hash)) if is_hash(hash) => cut(&rust_name(name)),
+        _ if name.is_empty() => UNNAMED.to_owned(),
+        _ => cut(name),
+    }
+}
+
+/// A name of Rust, which eu-stack reads as one of C++.
+fn rust_name(name: &str) -> String {
+    const ESCAPES: [(&str, &str); 8] = [
+        ("$LT$", "<"),
+        ("$GT$", ">"),
+        ("$RF$", "&"),
+        ("$C$", ","),
+        ("$u20$", " "),
+        ("$u7b$", "{"),
+        ("$u7d$", "}"),
+        ("..", "::"),
+    ];
+    ESCAPES.iter().fold(cut(name), |name, (escape, text)| name.replace(escape, text))
 }
 
 /// A relative path says nothing outside of the folder in which a library was built: the library says more.
@@ -108,7 +126,7 @@ mod tests {
 TID 70:
 #0  0x00007f1982792503 clock_nanosleep@GLIBC_2.2.5 - /usr/lib/x86_64-linux-gnu/libc.so.6
     ../sysdeps/unix/sysv/linux/clock_nanosleep.c:71:10
-#1  0x00007f1982796e53 std::thread::sleep::h0123456789abcdef - /u/worker
+#1  0x00007f1982796e53 std::thread::sleep$LT$T$GT$::h0123456789abcdef - /u/worker
     /rustc/8a/library/std/thread.c:900:5
 #2  0x000055b56dac54af worker::Ring::operator- (A - B) - /u/worker
     /u/src/main.c:17
@@ -127,7 +145,7 @@ TID 72:
         assert_eq!((main.id, other.id), (70, 72));
         let expected = [
             frame("clock_nanosleep", "/usr/lib/x86_64-linux-gnu/libc.so.6", 0),
-            frame("std::thread::sleep", "/rustc/8a/library/std/thread.c", 900),
+            frame("std::thread::sleep<T>", "/rustc/8a/library/std/thread.c", 900),
             frame("worker::Ring::operator- (A - B)", "/u/src/main.c", 17),
             frame("??", "/u/worker", 0),
         ];
