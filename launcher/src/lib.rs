@@ -48,6 +48,7 @@ use rankrun_host::process::spawn::InheritedState;
 use rankrun_host::process::watchdog::Watchdog;
 use rankrun_host::reporter::program::foreign_python;
 use rankrun_host::reporter::user_log::UserLog;
+use rankrun_host::stacks::{parse_python_reader_argument, run_python_reader};
 use rankrun_host::system::gather_facts;
 use rankrun_host::{agent, process, reporter};
 use rankrun_tools::explain::{ExplainRequest, ReadAs, Style};
@@ -66,6 +67,9 @@ pub fn main() -> ExitCode {
     let first = std::env::args_os().nth(1);
     if let Some(question) = first.as_deref().and_then(probe::parse_probe_argument) {
         return probe::run_probe(question);
+    }
+    if let Some(pid) = first.as_deref().and_then(parse_python_reader_argument) {
+        return run_python_reader(pid);
     }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
     let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(ATTACH.as_bytes()));

@@ -56,7 +56,9 @@ fn rust_rank_that_ignores_stop_is_shown_before_sigkill() {
     job.wait_for_line("alive rank=0");
     job.signal(Signal::SIGTERM);
     let outcome = job.wait();
-    outcome.expect_stderr("SIGKILL follows; the workers that do not stop:\nrank 0: sleeps in ");
+    outcome.expect_stderr(
+        "SIGKILL follows; the workers that do not stop:\nrank 0: worker::wait_for_signals (worker), in ",
+    );
     outcome.expect_stderr(" s; its program has no hook\n");
 }
 

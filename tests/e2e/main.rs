@@ -69,6 +69,7 @@ mod sibling_failures;
 mod signals;
 mod special_files;
 mod stacks;
+mod stacks_by_tools;
 mod stdin;
 mod stop_targets;
 mod stop_times;

@@ -49,6 +49,10 @@ def blocks_all():
     signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
     sleeps()
 
+def is_not_dumpable():
+    ctypes.CDLL(None).prctl(4, 0)
+    sleeps()
+
 def recurses(depth):
     if depth:
         recurses(depth - 1)
@@ -80,21 +84,21 @@ print("customized by", getattr(sys.modules.get("sitecustomize"), "__file__", Non
 subprocess.run([sys.executable, "-c", show], check=True)
 "#;
 
-struct Workers {
-    runtime: Runtime,
+pub(super) struct Workers {
+    pub(super) runtime: Runtime,
 }
 
 impl Workers {
     /// `None` under another launcher.
-    fn new() -> Option<Self> {
+    pub(super) fn new() -> Option<Self> {
         Some(Self { runtime: Runtime::new()? })
     }
 
-    fn file(&self, name: &str, content: &str) -> String {
+    pub(super) fn file(&self, name: &str, content: &str) -> String {
         self.runtime.0.file(name, content, 0o600)
     }
 
-    fn launch(&self, name: Name, workers: usize) -> Launch {
+    pub(super) fn launch(&self, name: Name, workers: usize) -> Launch {
         let launch = Launch::standalone(name, workers);
         launch.env("XDG_RUNTIME_DIR", self.runtime.path()).env("XDG_CACHE_HOME", self.cache())
     }
@@ -104,9 +108,13 @@ impl Workers {
     }
 
     /// A job whose ranks do these things, once all have begun.
-    fn start(&self, options: &[&str], names: &[&str]) -> Job {
-        let script = self.file("program.py", PROGRAM);
+    pub(super) fn start(&self, options: &[&str], names: &[&str]) -> Job {
         let launch = self.launch(Name::Rankrun, names.len()).args(options.iter().copied());
+        self.start_launch(launch, names)
+    }
+
+    pub(super) fn start_launch(&self, launch: Launch, names: &[&str]) -> Job {
+        let script = self.file("program.py", PROGRAM);
         let job = launch.args([&*script, &names.join(",")]).start();
         job.wait_for_lines("ready", names.len());
         job.wait_until("the job has a socket", || {
@@ -121,7 +129,7 @@ impl Workers {
     }
 
     #[track_caller]
-    fn stacks(&self) -> Vec<Value> {
+    pub(super) fn stacks(&self) -> Vec<Value> {
         let outcome = self.runtime.ask(&["stacks", &self.runtime.job_id(), "--json"]);
         outcome.expect_exit_code(0);
         serde_json::from_str(&outcome.stdout()).unwrap_or_else(|error| panic!("{error}: {outcome}"))
@@ -136,13 +144,13 @@ impl Workers {
 }
 
 #[track_caller]
-fn stop(job: Job) {
+pub(super) fn stop(job: Job) {
     job.signal(Signal::SIGKILL);
     let _ = job.wait_or_kill();
 }
 
 /// The calls of the main thread, the innermost first.
-fn calls(worker: &Value) -> Vec<String> {
+pub(super) fn calls(worker: &Value) -> Vec<String> {
     let threads = worker["python"].as_array().expect("a list");
     let frames = threads.last().map(|thread| thread["frames"].as_array().expect("a list"));
     let function = |frame: &Value| frame["function"].as_str().expect("a name").to_owned();
@@ -184,18 +192,24 @@ fn equal_stacks_are_folded_and_one_rank_has_all_its_threads() {
 }
 
 #[test]
-fn worker_without_answer_is_shown_as_the_kernel_sees_it() {
+fn worker_without_answer_is_read_from_its_memory() {
     let Some(workers) = Workers::new() else { return };
-    let job = workers.start(&[], &["sleeps", "replaces_handler", "closes_descriptors"]);
+    let job = workers.start(&[], &["sleeps", "replaces_handler", "closes_descriptors", "blocks_all"]);
     let stacks = workers.stacks();
-    assert_eq!(stacks[0]["python_absence"], Value::Null);
-    assert_eq!(stacks[1]["python_absence"], "its program has replaced the hook's signal handler");
-    assert_eq!(stacks[2]["python_absence"], "its program has closed the hook's descriptor");
-    assert_eq!(stacks[2]["threads"][0]["state"], "S", "{}", stacks[2]);
+    assert_eq!(stacks[0]["python_source"], "faulthandler");
+    for (worker, own) in stacks.iter().zip(["sleeps", "replaces_handler", "closes_descriptors", "blocks_all"])
+    {
+        let calls = calls(worker);
+        assert!(calls.contains(&own.to_owned()) && calls.contains(&"<module>".to_owned()), "{worker}");
+        assert_eq!((&worker["threads"][0]["state"], &worker["python_absence"]), (&"S".into(), &Value::Null));
+    }
+    assert!(stacks[1..].iter().all(|worker| worker["python_source"] == "py-spy"), "{stacks:?}");
     let pid = i32::try_from(stacks[0]["pid"].as_i64().expect("a pid")).expect("a pid");
     job.signal_to(pid, Signal::SIGSTOP);
     job.wait_until("rank 0 is stopped", || harness::is_stopped(pid));
-    assert_eq!(workers.stacks()[0]["python_absence"], "it is stopped (SIGSTOP, a debugger)");
+    let stopped = &workers.stacks()[0];
+    assert_eq!((calls(stopped), &stopped["python_source"]), (calls(&stacks[0]), &"py-spy".into()));
+    assert!(harness::is_stopped(pid), "the look has not continued it");
     job.signal_to(pid, Signal::SIGCONT);
     stop(job);
 }
@@ -231,8 +245,14 @@ fn worker_without_hook_survives_a_request_for_its_stack() {
             workers.runtime.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
         });
         let stacks = workers.stacks();
-        let absence = stacks[0]["python_absence"].as_str().expect("a reason").to_owned();
-        assert!(absence.starts_with("its program has no h"), "{absence}");
+        if is_python {
+            assert_eq!(
+                (&stacks[0]["python_source"], &calls(&stacks[0])[..2]),
+                (&"py-spy".into(), &["sleeps".to_owned(), "<module>".to_owned()][..])
+            );
+        } else {
+            assert_eq!(stacks[0]["python_absence"], "its program has no hook");
+        }
         assert_eq!(stacks[0]["threads"][0]["state"], "S", "{options:?}");
         stop(job);
     }
@@ -296,7 +316,7 @@ fn stacks_of_workers_that_ignore_the_stop_are_shown_before_sigkill() {
         .expect_stderr("SIGKILL follows; the workers that do not stop:\nranks 0, 1: sleeps (program.py:6)\n");
 }
 
-/// Another worker blocks every signal, so its stack never comes.
+/// Another worker blocks every signal, so its handler never runs.
 #[test]
 fn stacks_before_sigkill_come_although_one_worker_does_not_answer() {
     let Some(workers) = Workers::new() else { return };
@@ -306,7 +326,8 @@ fn stacks_before_sigkill_come_although_one_worker_does_not_answer() {
     outcome
         .expect_stderr("SIGKILL follows; the workers that do not stop:\n")
         .expect_stderr("rank 0: sleeps (program.py:")
-        .expect_stderr("it does not answer the signal\n");
+        .expect_stderr("rank 1: sleeps (program.py:")
+        .expect_stderr(" in blocks_all\n");
 }
 
 /// A request may come when Python has already taken its handler away.

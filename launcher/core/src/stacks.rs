@@ -1,8 +1,10 @@
-//! Where the workers of a node stand: the Python stacks that their handlers wrote, and what the kernel shows of their
-//! threads. `host/src/stacks` takes them; the functions here read and fold them. Pure.
+//! Where the workers of a node stand: their Python stacks, and what the kernel and a tracer show of their threads.
+//! `host/src/stacks` takes them; the functions here read and fold them. Pure.
 
+pub mod eu_stack;
 pub mod faulthandler;
 pub mod fold;
+pub mod ptrace;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,12 +22,28 @@ pub struct WorkerStacks {
     /// The main thread is among those left out.
     #[serde(default)]
     pub is_main_missing: bool,
+    /// What read the Python stack.
+    #[serde(default)]
+    pub python_source: Option<StackSource>,
     /// Why there is no Python stack.
     pub python_absence: Option<String>,
     /// The threads as the kernel shows them; the main thread first.
     pub threads: Vec<KernelThread>,
     /// Why the kernel shows none.
     pub kernel_absence: Option<String>,
+    /// Why no thread has native calls, where they were asked for.
+    #[serde(default)]
+    pub native_absence: Option<String>,
+}
+
+/// What reads the stacks of a Python worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StackSource {
+    /// The handler of its signal, in the worker.
+    Faulthandler,
+    /// The crate `py-spy`, from the memory of the worker.
+    PySpy,
 }
 
 /// The stack of one Python thread.
@@ -41,11 +59,16 @@ pub struct PythonThread {
     pub frames: Vec<Frame>,
 }
 
+/// The function of a native call without a symbol.
+const UNNAMED: &str = "??";
+
 /// One call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
     pub function: String,
+    /// The source file. Of a native call without known source: the program or library.
     pub file: String,
+    /// 0 if it is unknown.
     pub line: u32,
 }
 
@@ -61,9 +84,19 @@ pub struct KernelThread {
     /// The system call in which it waits, where that may be seen.
     pub system_call: Option<String>,
     pub cpu_seconds: f64,
+    /// Its native calls, the innermost first.
+    #[serde(default)]
+    pub native: Vec<Frame>,
 }
 
 impl WorkerStacks {
+    /// The calls of the main thread, the innermost first: Python's if they are known, else the native ones.
+    #[must_use]
+    pub fn main_frames(&self) -> &[Frame] {
+        let native = || self.threads.first().map(|thread| &thread.native[..]).unwrap_or_default();
+        self.main_thread().map_or_else(native, |thread| &thread.frames)
+    }
+
     /// The stack of the main thread; of the thread with the handler, if any, where the main thread is left out.
     #[must_use]
     pub fn main_thread(&self) -> Option<&PythonThread> {
@@ -93,11 +126,22 @@ impl KernelThread {
 }
 
 impl Frame {
-    /// Whether the file is the program's own, and not one of Python or of an installed package.
+    /// Whether the file is the program's own, and not one of Python, of an installed package, of the system or of
+    /// Rust's standard library.
     #[must_use]
     pub fn is_of_program(&self) -> bool {
-        const FOREIGN: [&str; 4] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python"];
-        !self.file.starts_with('<') && !FOREIGN.iter().any(|part| self.file.contains(part))
+        const FOREIGN: [&str; 5] =
+            ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "/.cargo/registry/"];
+        const FOREIGN_ROOTS: [&str; 7] =
+            ["<", "[", "/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/rustc/"];
+        !FOREIGN_ROOTS.iter().any(|root| self.file.starts_with(root))
+            && !FOREIGN.iter().any(|part| self.file.contains(part))
+    }
+
+    /// Whether its function is unknown.
+    #[must_use]
+    pub fn is_unnamed(&self) -> bool {
+        self.function == UNNAMED
     }
 
     /// As in `load_batch (data.py:17)`.
@@ -106,9 +150,19 @@ impl Frame {
         format!("{} ({})", self.function, self.line_text())
     }
 
-    /// As in `data.py:17`.
+    /// As in `data.py:17`, or `libc.so.6` without a line.
     #[must_use]
     pub fn line_text(&self) -> String {
-        format!("{}:{}", self.file.rsplit('/').next().unwrap_or_default(), self.line)
+        with_line(self.file.rsplit('/').next().unwrap_or_default(), self.line)
     }
+
+    /// As in `/home/u/data.py:17 in load_batch`.
+    #[must_use]
+    pub fn full_text(&self) -> String {
+        format!("{} in {}", with_line(&self.file, self.line), self.function)
+    }
+}
+
+fn with_line(file: &str, line: u32) -> String {
+    if line == 0 { file.to_owned() } else { format!("{file}:{line}") }
 }

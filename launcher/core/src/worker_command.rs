@@ -25,6 +25,8 @@ pub struct WorkerCommand {
     pub envp: Vec<CString>,
     /// The CPUs that it is bound to; by none it has the launcher's.
     pub cpus: Option<Vec<u32>>,
+    /// It names the process that starts it as its tracer (`PR_SET_PTRACER`), where Yama asks for that.
+    pub names_tracer: bool,
 }
 
 /// An argument or variable holds a NUL byte, which no program can be given.
@@ -160,7 +162,8 @@ pub fn worker_command(
         .collect::<Result<_, _>>()?;
     let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
     let cpus = placement.device.cpus.clone();
-    Ok(WorkerCommand { path: c_string(path.into_vec())?, argv, envp, cpus })
+    let names_tracer = spec.options.allow_ptrace;
+    Ok(WorkerCommand { path: c_string(path.into_vec())?, argv, envp, cpus, names_tracer })
 }
 
 fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {

@@ -38,6 +38,6 @@ pub mod regular_file;
 pub mod rendezvous;
 pub mod report_file;
 pub mod reporter;
-pub(crate) mod stacks;
+pub mod stacks;
 pub mod store;
 pub mod system;

@@ -184,11 +184,13 @@ Exit status:
     /// Show where the workers of a running job stand
     ///
     /// Shows the stack of each rank of this node: its Python calls, the innermost first. Ranks at the same place are
-    /// one entry, and the entry with the fewest ranks stands first. No worker is stopped for it: a handler that the
-    /// launcher's hook has set in its Python writes the stack, also while the program waits in C.
+    /// one entry, and the entry with the fewest ranks stands first. A handler that the launcher's hook has set in its
+    /// Python writes the stack, also while the program waits in C; it does not stop the worker.
     ///
-    /// Of a worker without the hook the state of its main thread is shown, and the system call in which it waits.
-    /// docs/debugging.md says how to read it.
+    /// A worker without such a stack is looked into from outside: py-spy (built in) reads its Python calls, and
+    /// eu-stack, if it is installed, its native ones, which stops the worker for some milliseconds. Where the system
+    /// does not permit that, one line says so: see --allow-ptrace. The state of its main thread is shown in any case,
+    /// and the system call in which it waits. docs/debugging.md says how to read it.
     #[command(after_help = "\
 Examples:
   rankrun stacks

@@ -17,6 +17,7 @@ use super::stop::StopTarget;
 /// Options that need no other setting.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct IndependentOptions {
     /// Whether workers get RANK, WORLD_SIZE, MASTER_ADDR and their like: with auto a job of one worker on one
     /// node gets none, so its program runs as without a launcher [default: always]
@@ -39,6 +40,11 @@ pub struct IndependentOptions {
     /// Start the hook also under the name torchrun
     #[arg(long, help_heading = "Workers")]
     pub hooks: bool,
+    /// Let each worker name the launcher as its tracer, so that `rankrun stacks` can read the stacks of workers without
+    /// a hook where Yama's mode is 1. Then all processes that the launcher has started may trace the workers, other
+    /// ranks included [default: what the system permits]
+    #[arg(long, help_heading = "Workers")]
+    pub allow_ptrace: bool,
     /// When the job ends, write all that is known of its end to this file, as one JSON document: result, exit code,
     /// the first failure with its exception, hang, stacks and last lines. Each node writes its own file
     #[arg(long, value_name = "FILE", help_heading = "Output and logs")]

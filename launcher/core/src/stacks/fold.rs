@@ -10,33 +10,39 @@ pub struct StackFold {
     pub ranks: Vec<u32>,
     /// The headline behind the ranks.
     pub place: String,
-    /// The calls of the main thread, the innermost first.
+    /// The calls of the main thread, the innermost first; native ones where there is no Python stack.
     pub frames: Vec<Frame>,
+    /// Why there are no native ones, where they were asked for.
+    pub native_absence: Option<String>,
 }
 
 /// The workers by place, those with the fewest ranks first: the rank that the others wait for stands alone.
 #[must_use]
 pub fn fold(workers: &[WorkerStacks]) -> Vec<StackFold> {
-    let mut places: BTreeMap<(Vec<Frame>, Place), Vec<&WorkerStacks>> = BTreeMap::new();
+    let mut places: BTreeMap<PlaceKey, Vec<&WorkerStacks>> = BTreeMap::new();
     for worker in workers {
-        let frames = worker.main_thread().map(|thread| thread.frames.clone()).unwrap_or_default();
-        places.entry((frames, place_of(worker))).or_default().push(worker);
+        let key = (worker.main_frames().to_vec(), place_of(worker), worker.native_absence.clone());
+        places.entry(key).or_default().push(worker);
     }
-    let fold = |((frames, place), workers): ((Vec<Frame>, Place), Vec<&WorkerStacks>)| StackFold {
+    let fold = |((frames, place, native_absence), workers): (PlaceKey, Vec<&WorkerStacks>)| StackFold {
         ranks: workers.iter().map(|worker| worker.rank).collect(),
         place: place.text(&workers),
         frames,
+        native_absence,
     };
     let mut folds: Vec<StackFold> = places.into_iter().map(fold).collect();
     folds.sort_by_key(|fold| (fold.ranks.len(), fold.ranks.first().copied()));
     folds
 }
 
+/// Workers with the same key are one entry.
+type PlaceKey = (Vec<Frame>, Place, Option<String>);
+
 /// Where a worker stands, without what differs between workers at the same place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Python(String),
-    /// As the kernel shows it, and why there is no more.
+    /// As the kernel shows it, behind the native call of the program, and why there is no more.
     Kernel {
         activity: String,
         absence: String,
@@ -79,12 +85,17 @@ fn python_place(worker: &WorkerStacks) -> String {
             [python_absence(worker)].into_iter().chain(worker.kernel_absence.as_deref()).collect();
         return absences.join("; ");
     };
-    let Some(innermost) = thread.frames.first() else { return "Python runs no code of a program".to_owned() };
-    match thread.frames.iter().find(|frame| frame.is_of_program()) {
+    calls_place(&thread.frames).unwrap_or_else(|| "Python runs no code of a program".to_owned())
+}
+
+/// The innermost call of the program's own code, and the innermost of all. `None` without a call.
+fn calls_place(frames: &[Frame]) -> Option<String> {
+    let innermost = frames.first()?;
+    Some(match frames.iter().find(|frame| frame.is_of_program() && !frame.is_unnamed()) {
         Some(own) if own == innermost => innermost.title(),
         Some(own) => format!("{}, in {}", own.title(), innermost.title()),
         None => innermost.title(),
-    }
+    })
 }
 
 fn python_absence(worker: &WorkerStacks) -> &str {
@@ -99,7 +110,8 @@ fn kernel_place(worker: &WorkerStacks) -> Option<Place> {
         1 => ", beside 1 thread".to_owned(),
         others => format!(", beside {others} threads"),
     };
-    let activity = format!("{}{others}", main.activity());
+    let native = calls_place(&main.native).map_or_else(String::new, |place| format!("{place}, "));
+    let activity = format!("{native}{}{others}", main.activity());
     Some(Place::Kernel { activity, absence: python_absence(worker).to_owned() })
 }
 
@@ -147,6 +159,27 @@ mod tests {
         assert!(worker.main_thread().is_some_and(|thread| !thread.is_current));
         worker.is_main_missing = true;
         assert!(worker.main_thread().is_some_and(|thread| thread.is_current));
+    }
+
+    #[test]
+    fn worker_without_python_stack_stands_at_its_native_call() {
+        let main = |line| KernelThread {
+            state: "S".to_owned(),
+            system_call: Some("futex".to_owned()),
+            native: vec![frame("wait", "/usr/lib/libc.so.6", 0), frame("reduce", "/u/main.c", line)],
+            ..KernelThread::default()
+        };
+        let native = |rank, line| WorkerStacks {
+            rank,
+            threads: vec![main(line)],
+            python_absence: Some("no Python".to_owned()),
+            ..WorkerStacks::default()
+        };
+        let folds = fold(&[native(0, 7), native(1, 9), native(2, 7)]);
+        let place = "reduce (main.c:7), in wait (libc.so.6), sleeps in futex, CPU 0.0 s; no Python";
+        assert_eq!((&folds[1].ranks[..], folds[1].place.as_str()), (&[0, 2][..], place));
+        assert_eq!(folds[1].frames, main(7).native);
+        assert_eq!(folds[0].ranks, [1]);
     }
 
     #[test]

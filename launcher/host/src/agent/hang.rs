@@ -15,7 +15,7 @@ use crate::process::descendants::descendants_of;
 use crate::process::own_pid;
 use crate::process::raw_signal::SignalTarget;
 use crate::reporter::stacks::render_briefly;
-use crate::stacks::{STACKS_TIMEOUT, take_stacks};
+use crate::stacks::{STACKS_TIMEOUT, StackMethod, take_stacks};
 use rankrun_core::agent::message::{Input, JudgedHang};
 use rankrun_core::hang::verdict::{DEFAULT_FIRST_STEP, Limits, Verdict};
 use rankrun_core::stacks::WorkerStacks;
@@ -138,7 +138,10 @@ impl Agent<'_> {
             return false;
         }
         let now = Instant::now();
-        let call = BlockingCall::start("stacks", move |_| take_stacks(targets, now, now + STACKS_TIMEOUT));
+        // A verdict may be a warning, which stops no worker.
+        let call = BlockingCall::start("stacks", move |_| {
+            take_stacks(targets, StackMethod::Signal, now, now + STACKS_TIMEOUT)
+        });
         let call = call.inspect_err(|error| tracing::info!("no stacks are taken: {error}")).ok();
         self.pending_hang = call.map(|call| PendingHang { judged: Box::new(judged.clone()), call });
         self.pending_hang.is_some()

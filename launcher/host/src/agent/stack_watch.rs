@@ -10,7 +10,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 use crate::agent::Agent;
 use crate::blocking::{BlockingCall, CallProgress};
 use crate::reporter::stacks::render_briefly;
-use crate::stacks::{STACKS_TIMEOUT, take_stacks};
+use crate::stacks::{STACKS_TIMEOUT, StackMethod, take_stacks};
 use rankrun_core::agent::state::start::UnansweredDeadline;
 use rankrun_core::stacks::WorkerStacks;
 
@@ -122,7 +122,11 @@ impl Agent<'_> {
         }
         let left = due.deadline.at().saturating_duration_since(due.at);
         let until = due.deadline.at() - ANSWER_MARGIN.min(left / 4);
-        match BlockingCall::start("stacks", move |_| take_stacks(targets, now, until)) {
+        let method = match due.deadline {
+            UnansweredDeadline::Kill(_) => StackMethod::Tools,
+            UnansweredDeadline::Join(_) => StackMethod::Signal,
+        };
+        match BlockingCall::start("stacks", move |_| take_stacks(targets, method, now, until)) {
             Ok(call) => self.stack_watch.call = Some((due, call)),
             Err(error) => tracing::info!("no stacks are taken: {error}"),
         }

@@ -28,7 +28,7 @@ use super::protocol::{
 };
 use super::snapshot::JobSnapshot;
 use crate::process::reserve::open_keeping_reserve;
-use crate::stacks::{STACKS_TIMEOUT, StackTarget, take_stacks};
+use crate::stacks::{STACKS_TIMEOUT, StackMethod, StackTarget, take_stacks};
 
 /// More clients at the same time are refused.
 const MAX_CLIENTS: usize = 32;
@@ -255,7 +255,7 @@ impl ControlClient {
         let _turn = self.job.stacks_turn.lock().await;
         let targets = self.ask(ControlRequest::Stacks).await?;
         // The workers' handlers take their time.
-        let take = move || take_stacks(targets, asked, Instant::now() + STACKS_TIMEOUT);
+        let take = move || take_stacks(targets, StackMethod::Tools, asked, Instant::now() + STACKS_TIMEOUT);
         let stacks = tokio::task::spawn_blocking(take).await;
         stacks.map(Reply::Stacks).map_err(|_| "the stacks cannot be taken")
     }

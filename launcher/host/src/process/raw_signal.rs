@@ -9,6 +9,7 @@ use rankrun_core::posix::Pid;
 use rustix::process::{PidfdFlags, pidfd_open};
 
 /// A process that no later owner of its pid can take the place of, from Linux 5.3 on.
+#[derive(Debug)]
 pub(crate) struct SignalTarget {
     pid: Pid,
     handle: Option<OwnedFd>,

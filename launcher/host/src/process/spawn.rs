@@ -72,6 +72,7 @@ struct SpawnPlan {
     /// A bit for each CPU, in whole words as the kernel wants them; no words leave the mask as it is.
     cpus: *const libc::c_ulong,
     cpus_size: usize,
+    names_tracer: bool,
     parent: libc::pid_t,
     /// The child's failure, written through the shared memory; 0 once `execve` succeeded.
     errno: libc::c_int,
@@ -101,6 +102,7 @@ pub fn spawn(command: &WorkerCommand, stdio: Stdio<'_>, original: &InheritedStat
             .map(|limits| libc::rlimit { rlim_cur: limits.soft, rlim_max: limits.hard }),
         cpus: cpus.as_ptr(),
         cpus_size: size_of_val(cpus.as_slice()),
+        names_tracer: command.names_tracer,
         parent: nix::unistd::getpid().as_raw(),
         errno: 0,
     };
@@ -172,6 +174,10 @@ unsafe fn become_worker(plan: &SpawnPlan) -> libc::c_int {
         if libc::getppid() != plan.parent {
             return libc::ESRCH;
         }
+        // It survives the exec. A kernel without Yama refuses it, and needs none.
+        if plan.names_tracer {
+            libc::prctl(libc::PR_SET_PTRACER, plan.parent as libc::c_ulong, 0, 0, 0);
+        }
         if plan.cpus_size > 0 && libc::syscall(libc::SYS_sched_setaffinity, 0, plan.cpus_size, plan.cpus) < 0
         {
             return errno();
@@ -224,7 +230,8 @@ mod tests {
     /// The kernel's reason for refusing these CPUs to a child.
     fn bound_to(cpus: Option<Vec<u32>>) -> io::Result<String> {
         let argv = [c"grep", c"Cpus_allowed_list", c"/proc/self/status"].map(ToOwned::to_owned).to_vec();
-        let command = WorkerCommand { path: c"/bin/grep".to_owned(), argv, envp: Vec::new(), cpus };
+        let command =
+            WorkerCommand { path: c"/bin/grep".to_owned(), argv, envp: Vec::new(), cpus, names_tracer: true };
         let original = InheritedState {
             mask: SigSet::empty(),
             handled: HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun),

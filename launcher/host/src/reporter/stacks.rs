@@ -13,9 +13,12 @@ use rankrun_core::rank_names::rank_names;
 #[must_use]
 pub fn render_folded(workers: &[WorkerStacks], most: usize) -> String {
     let mut text = String::new();
-    for StackFold { ranks, place, frames } in fold(workers) {
+    for StackFold { ranks, place, frames, native_absence } in fold(workers) {
         let _ = writeln!(text, "{}: {}", rank_names(ranks.into_iter().map(Rank)), plain(&place));
         push_frames(&frames, most, &mut text);
+        if let Some(absence) = native_absence {
+            let _ = writeln!(text, "    no native stack: {}", plain(&absence));
+        }
     }
     text
 }
@@ -53,13 +56,17 @@ pub fn render_worker(worker: &WorkerStacks) -> String {
         let KernelThread { id, name, cpu_seconds, .. } = thread;
         let activity = thread.activity();
         let _ = writeln!(text, "  thread {id} ({}): {activity}; CPU {cpu_seconds:.2} s", plain(name));
+        push_frames(&thread.native, usize::MAX, &mut text);
+    }
+    if let Some(absence) = &worker.native_absence {
+        let _ = writeln!(text, "  no native stack: {}", plain(absence));
     }
     text
 }
 
 fn push_frames(frames: &[Frame], most: usize, text: &mut String) {
-    for Frame { function, file, line } in frames.iter().take(most) {
-        let _ = writeln!(text, "    {}", plain(&format!("{file}:{line} in {function}")));
+    for frame in frames.iter().take(most) {
+        let _ = writeln!(text, "    {}", plain(&frame.full_text()));
     }
     match frames.len().saturating_sub(most) {
         0 => {}
@@ -106,6 +113,27 @@ ranks 0-2: wait (train.py:9)
     and 2 outer calls
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn native_calls_stand_below_their_thread_and_absence_is_one_line() {
+        let mut worker = worker(3, &[]);
+        worker.python.clear();
+        worker.python_absence = Some("no hook".to_owned());
+        worker.native_absence = Some("eu-stack is not installed".to_owned());
+        let headline = "rank 3: sleeps in futex, CPU 1.5 s; no hook\n";
+        assert_eq!(
+            render_folded(&[worker.clone()], 6),
+            format!("{headline}    no native stack: eu-stack is not installed\n")
+        );
+        worker.native_absence = None;
+        worker.threads[0].native =
+            vec![Frame { function: "wait".to_owned(), file: "/lib/libc.so.6".to_owned(), line: 0 }];
+        assert!(
+            render_folded(&[worker.clone()], 6).ends_with("; no hook\n    /lib/libc.so.6 in wait\n"),
+            "{worker:?}"
+        );
+        assert!(render_worker(&worker).ends_with("CPU 1.50 s\n    /lib/libc.so.6 in wait\n"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Takes the stacks of all workers together: asks each Python that has the handler, waits until the handlers have ended,
-//! and reads what they wrote.
+//! and reads what they wrote. Where tools may be used, they look into the workers without a Python stack meanwhile.
 //!
 //! A dump has no end mark. The handler has ended when the signal is pending no more and no thread blocks it that did not
 //! block it before: the kernel blocks a signal while its handler runs.
@@ -8,15 +8,16 @@
 use std::fs;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_core::posix::Pid;
 use rankrun_core::stacks::faulthandler::parse_dump;
-use rankrun_core::stacks::{KernelThread, WorkerStacks};
+use rankrun_core::stacks::{KernelThread, StackSource, WorkerStacks};
 
 use super::dump_file::DumpFile;
 use super::kernel;
+use super::tools::{StackTools, ToolRuns, program_process};
 use crate::process::descendants::scan_descendants_of;
 use crate::process::proc::ProcessStat;
 use crate::process::raw_signal::SignalTarget;
@@ -31,6 +32,12 @@ const MAX_DUMP: usize = 256 * 1024;
 const MAX_DUMPS: usize = 2 * 1024 * 1024;
 /// A handler that is Python's own has written something by then.
 const SILENT_HANDLER: Duration = Duration::from_millis(100);
+/// A handler that has not answered by then may never do so: the tools look too.
+const SLOW_HANDLER: Duration = Duration::from_millis(250);
+/// Workers that are looked into at the same time: each costs a process or two.
+const MAX_LOOKED_INTO: usize = 16;
+/// All killed tools are gone by then, unless they sleep uninterruptibly.
+const END_AFTER_KILL: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// Each file has one reader at a time, or one would empty it while the other waits.
@@ -39,8 +46,18 @@ static LAST_COLLECTION: Mutex<Option<Finished>> = Mutex::new(None);
 /// The last collection, for all that waited for it.
 struct Finished {
     at: Instant,
+    method: StackMethod,
     /// By the worker's process: after a restart a rank has another.
     workers: Vec<(Option<Pid>, WorkerStacks)>,
+}
+
+/// What may be done to the workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum StackMethod {
+    /// Signals alone: no worker is stopped.
+    Signal,
+    /// Tools look into workers without a Python stack, and stop them for a moment.
+    Tools,
 }
 
 /// One worker whose stacks are taken.
@@ -53,6 +70,8 @@ pub(crate) struct StackTarget {
     pub(crate) is_live: bool,
     /// What its hook writes into.
     pub(crate) dump: Option<Arc<DumpFile>>,
+    /// It was started with `--allow-ptrace`.
+    pub(crate) names_tracer: bool,
 }
 
 /// A target, and how far it has come.
@@ -63,6 +82,9 @@ struct Collection {
     state: CollectionState,
     /// What the kernel shows before the signal interrupts a system call.
     threads: Option<io::Result<Vec<KernelThread>>>,
+    tools: Option<ToolRuns>,
+    /// One of the tools still runs.
+    is_looked_into: bool,
 }
 
 enum CollectionState {
@@ -79,37 +101,84 @@ enum CollectionState {
 /// The stacks of these workers, in their order. A worker that has not answered by `until` is shown without. Stacks that
 /// were taken after `asked`, for another request, are taken for this one too.
 #[must_use]
-pub(crate) fn take_stacks(targets: Vec<StackTarget>, asked: Instant, until: Instant) -> Vec<WorkerStacks> {
+pub(crate) fn take_stacks(
+    targets: Vec<StackTarget>,
+    method: StackMethod,
+    asked: Instant,
+    until: Instant,
+) -> Vec<WorkerStacks> {
     let mut last = LAST_COLLECTION.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(workers) = last.as_ref().and_then(|last| last.answer(&targets, asked)) {
+    if let Some(workers) = last.as_ref().and_then(|last| last.answer(&targets, method, asked)) {
         return workers;
     }
-    let most = (MAX_DUMPS / targets.len().max(1)).min(MAX_DUMP);
     let pids: Vec<Option<Pid>> = targets.iter().map(|target| target.pid).collect();
+    let tools = (method == StackMethod::Tools).then(StackTools::find);
+    let workers = collect_stacks(targets, tools.as_ref(), until);
+    let of_pids = pids.into_iter().zip(workers.clone()).collect();
+    *last = Some(Finished { at: Instant::now(), method, workers: of_pids });
+    workers
+}
+
+pub(super) fn collect_stacks(
+    targets: Vec<StackTarget>,
+    tools: Option<&StackTools>,
+    until: Instant,
+) -> Vec<WorkerStacks> {
+    let most = (MAX_DUMPS / targets.len().max(1)).min(MAX_DUMP);
     let mut collections: Vec<Collection> = targets.into_iter().map(Collection::begin).collect();
     let mut pause = FIRST_PAUSE;
-    while collections.iter_mut().map(Collection::advance).fold(false, |one, other| one | other)
-        && Instant::now() < until
-    {
-        thread::sleep(pause);
+    loop {
+        let is_waiting =
+            collections.iter_mut().map(Collection::advance).fold(false, |one, other| one | other);
+        let has_started = tools.is_some_and(|tools| start_tools(&mut collections, tools));
+        if !(is_waiting || has_started) || Instant::now() >= until {
+            break;
+        }
+        wait_for_tools(&collections, pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    let workers: Vec<WorkerStacks> =
-        collections.into_iter().map(|collection| collection.finish(most)).collect();
-    *last = Some(Finished { at: Instant::now(), workers: pids.into_iter().zip(workers.clone()).collect() });
-    workers
+    collections.iter_mut().filter_map(|collection| collection.tools.as_mut()).for_each(ToolRuns::stop);
+    let tools_end = Instant::now() + END_AFTER_KILL;
+    collections.into_iter().map(|collection| collection.finish(most, tools_end)).collect()
+}
+
+/// Lets the tools look into workers whose turn has come; true if one was begun.
+fn start_tools(collections: &mut [Collection], tools: &StackTools) -> bool {
+    let running = collections.iter().filter(|collection| collection.is_looked_into).count();
+    let free = MAX_LOOKED_INTO.saturating_sub(running);
+    let wanting = collections.iter_mut().filter(|collection| collection.wants_tools()).take(free);
+    wanting.filter_map(|collection| collection.start_tools(tools).then_some(())).count() > 0
+}
+
+/// Until a tool has written something, or the pause is over.
+fn wait_for_tools(collections: &[Collection], pause: Duration) {
+    let tools = collections.iter().filter_map(|collection| collection.tools.as_ref());
+    let mut fds: Vec<PollFd<'_>> =
+        tools.flat_map(ToolRuns::fds).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    if fds.is_empty() {
+        std::thread::sleep(pause);
+        return;
+    }
+    let timeout = PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::ZERO);
+    // After an interrupt the next look is cheap.
+    let _ = poll(&mut fds, timeout);
 }
 
 impl Finished {
     /// Its stacks of these workers, if it ended after they were asked for.
-    fn answer(&self, targets: &[StackTarget], asked: Instant) -> Option<Vec<WorkerStacks>> {
+    fn answer(
+        &self,
+        targets: &[StackTarget],
+        method: StackMethod,
+        asked: Instant,
+    ) -> Option<Vec<WorkerStacks>> {
         let found = |target: &StackTarget| {
             let is_it = |(pid, stacks): &&(Option<Pid>, WorkerStacks)| {
                 (*pid, stacks.rank) == (target.pid, target.rank)
             };
             self.workers.iter().find(is_it).map(|(_, stacks)| stacks.clone())
         };
-        (self.at >= asked).then(|| targets.iter().map(found).collect())?
+        (self.at >= asked && self.method >= method).then(|| targets.iter().map(found).collect())?
     }
 }
 
@@ -119,16 +188,45 @@ impl Collection {
         let (pid, state) = match (target.pid, &target.dump) {
             (None, _) => (None, CollectionState::Absent("its process was not started")),
             (Some(_), _) if !target.is_live => (None, CollectionState::Absent("it has ended")),
-            (Some(pid), None) => (Some(pid), CollectionState::Absent("its program has no hook")),
+            (Some(pid), None) => {
+                (Some(program_process(pid)), CollectionState::Absent("its program has no hook"))
+            }
             (Some(pid), Some(dump)) => ask_for_dump(pid, dump),
         };
         // A wrapper's program is another process.
         let threads = if pid == target.pid { before } else { pid.map(kernel::threads_of) };
-        Self { target, pid, state, threads }
+        Self { target, pid, state, threads, tools: None, is_looked_into: false }
+    }
+
+    /// True while the handler or a tool may find a Python stack.
+    fn advance(&mut self) -> bool {
+        self.is_looked_into = self.tools.as_mut().is_some_and(ToolRuns::advance);
+        let is_answered = !self.is_looked_into && self.tools.as_ref().is_some_and(ToolRuns::has_python);
+        self.is_looked_into | (self.advance_handler() && !is_answered)
+    }
+
+    /// Whether the tools are to look into it: it has no Python stack, or not soon.
+    fn wants_tools(&self) -> bool {
+        let is_late = match self.state {
+            CollectionState::Waiting { since, .. } => since.elapsed() >= SLOW_HANDLER,
+            CollectionState::Absent(_) => true,
+            CollectionState::Written => false,
+        };
+        self.tools.is_none() && self.pid.is_some() && is_late
+    }
+
+    /// False if the process has ended.
+    fn start_tools(&mut self, tools: &StackTools) -> bool {
+        let Some(pid) = self.pid else { return false };
+        self.tools = ToolRuns::start(tools, pid);
+        if self.tools.is_none() {
+            self.pid = None;
+        }
+        self.tools.is_some()
     }
 
     /// True while the handler may run.
-    fn advance(&mut self) -> bool {
+    fn advance_handler(&mut self) -> bool {
         let (Some(pid), Some(dump)) = (self.pid, &self.target.dump) else { return false };
         let CollectionState::Waiting { blocking, ended_before, since } = &mut self.state else {
             return false;
@@ -149,9 +247,9 @@ impl Collection {
         matches!(self.state, CollectionState::Waiting { .. })
     }
 
-    fn finish(self, most: usize) -> WorkerStacks {
-        let Self { target, pid, state, threads } = self;
-        let StackTarget { rank, local_rank, dump, .. } = target;
+    fn finish(self, most: usize, tools_end: Instant) -> WorkerStacks {
+        let Self { target, pid, state, threads, tools, .. } = self;
+        let StackTarget { rank, local_rank, dump, names_tracer, .. } = target;
         let mut stacks =
             WorkerStacks { rank, local_rank, pid: pid.map(Pid::as_raw), ..WorkerStacks::default() };
         let bytes = match (&state, &dump) {
@@ -165,6 +263,7 @@ impl Collection {
         stacks.is_python_cut = dump.is_cut;
         stacks.is_main_missing = dump.is_end_missing;
         stacks.python = dump.threads;
+        stacks.python_source = (!stacks.python.is_empty()).then_some(StackSource::Faulthandler);
         stacks.python_absence = match state {
             CollectionState::Absent(why) => Some(why.to_owned()),
             _ if !stacks.python.is_empty() => None,
@@ -176,6 +275,9 @@ impl Collection {
             Some(Err(error)) => stacks.kernel_absence = Some(format!("`/proc` does not show it: {error}")),
             None => {}
         }
+        if let Some(tools) = tools {
+            tools.finish(tools_end, names_tracer, &mut stacks);
+        }
         stacks
     }
 }
@@ -186,7 +288,7 @@ fn ask_for_dump(worker: Pid, dump: &DumpFile) -> (Option<Pid>, CollectionState) 
     let below = || scan_descendants_of(worker).unwrap_or_default().into_iter().find(is_armed);
     let Some(pid) = Some(worker).filter(is_armed).or_else(below) else {
         return (
-            Some(worker),
+            Some(program_process(worker)),
             CollectionState::Absent("its program has no handler: no Python, `-I`, `-S`, `-E`, or after exec"),
         );
     };
@@ -285,12 +387,16 @@ mod tests {
             pid: Some(Pid::from_raw(pid)),
             is_live: true,
             dump: None,
+            names_tracer: false,
         };
         let at = start + Duration::from_secs(1);
-        let finished = Finished { at, workers: vec![(Some(Pid::from_raw(7)), WorkerStacks::default())] };
-        assert!(finished.answer(&[target(7)], start).is_some());
-        assert!(finished.answer(&[target(8)], start).is_none(), "the rank was started again");
-        assert!(finished.answer(&[target(7)], start + Duration::from_secs(2)).is_none(), "too old");
+        let method = StackMethod::Signal;
+        let finished =
+            Finished { at, method, workers: vec![(Some(Pid::from_raw(7)), WorkerStacks::default())] };
+        assert!(finished.answer(&[target(7)], method, start).is_some());
+        assert!(finished.answer(&[target(8)], method, start).is_none(), "the rank was started again");
+        assert!(finished.answer(&[target(7)], method, start + Duration::from_secs(2)).is_none(), "too old");
+        assert!(finished.answer(&[target(7)], StackMethod::Tools, start).is_none(), "no tool has looked");
     }
 
     /// The default action of the signal would kill these tests.
@@ -302,10 +408,12 @@ mod tests {
             pid,
             is_live,
             dump: Some(Arc::new(DumpFile::open().unwrap())),
+            names_tracer: false,
         };
         let targets =
             vec![target(Some(own_pid()), true), target(Some(own_pid()), false), target(None, false)];
-        let stacks = take_stacks(targets, Instant::now(), Instant::now() + STACKS_TIMEOUT);
+        let stacks =
+            take_stacks(targets, StackMethod::Signal, Instant::now(), Instant::now() + STACKS_TIMEOUT);
         let absences: Vec<&str> =
             stacks.iter().map(|stacks| stacks.python_absence.as_deref().unwrap()).collect();
         assert!(absences[0].starts_with("its program has no handler"), "{absences:?}");

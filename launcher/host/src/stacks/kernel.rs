@@ -50,6 +50,7 @@ fn thread(pid: Pid, id: i32) -> Option<KernelThread> {
         wait_channel: read("wchan").filter(|name| !name.is_empty() && name != "0"),
         system_call: read("syscall").and_then(|text| system_call(&text)),
         cpu_seconds: ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        native: Vec::new(),
     })
 }
 

@@ -63,6 +63,7 @@ impl WorkerGroup {
             pid: self.pids.get(&placement.local_rank).copied(),
             is_live: is_live(placement.local_rank),
             dump: self.dumps.get(&placement.local_rank).cloned(),
+            names_tracer: self.spec.options.allow_ptrace,
         };
         self.placements.iter().map(target).collect()
     }

@@ -314,9 +314,7 @@ fn probe_command(probe: Probe) -> io::Result<WorkerCommand> {
         .map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<Vec<_>, _>>()?;
     envp.extend(order.map(ToOwned::to_owned));
-    let argv =
-        vec![CString::new(program_name().into_vec())?, CString::new(format!("{PROBE_ARGUMENT}{question}"))?];
-    Ok(WorkerCommand { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None })
+    own_command(&format!("{PROBE_ARGUMENT}{question}"), envp)
 }
 
 /// The question, if this word makes the process a probe; the first on its command line.
@@ -337,12 +335,7 @@ pub fn run_probe(question: &[u8]) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let _ = nix::sys::prctl::set_name(c"rankrun-probe");
-    // The core of a crashed library is useless here, and writing it may take long.
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
-        let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
-    }
-    panic::set_hook(Box::new(|panicked| write_stderr_line(&panic_line(panicked))));
+    become_probe(c"rankrun-probe");
     let answered = panic::catch_unwind(|| serde_json::to_vec(&device_probe::run_probe(probe)));
     let Ok(answer) = answered else { return ExitCode::from(PANIC_EXIT_CODE) };
     let mut stdout = io::stdout();
@@ -357,6 +350,22 @@ pub fn run_probe(question: &[u8]) -> ExitCode {
     // SAFETY: ends the process. What a vendor's library wants to do at the end may hang or crash, and the answer is
     // out.
     unsafe { libc::_exit(0) }
+}
+
+/// Makes this process one that may crash: it has this name, leaves no core, and says what it panics at in one line.
+pub(crate) fn become_probe(name: &CStr) {
+    let _ = nix::sys::prctl::set_name(name);
+    // The core of a crashed library is useless here, and writing it may take long.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
+        let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
+    }
+    panic::set_hook(Box::new(|panicked| write_stderr_line(&panic_line(panicked))));
+}
+
+/// This program itself, with this first argument and environment.
+pub(crate) fn own_command(argument: &str, envp: Vec<CString>) -> io::Result<WorkerCommand> {
+    let argv = vec![CString::new(program_name().into_vec())?, CString::new(argument)?];
+    Ok(WorkerCommand { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None, names_tracer: false })
 }
 
 fn panic_line(panicked: &PanicHookInfo<'_>) -> String {

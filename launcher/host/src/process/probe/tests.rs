@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn shell(script: &str, limit: Duration) -> Probes {
     let argv = ["sh", "-c", script].map(|argument| CString::new(argument).unwrap()).to_vec();
     let envp = vec![c"PATH=/usr/bin:/bin".to_owned()];
-    let command = WorkerCommand { path: c"/bin/sh".to_owned(), argv, envp, cpus: None };
+    let command = WorkerCommand { path: c"/bin/sh".to_owned(), argv, envp, cpus: None, names_tracer: false };
     let run = ProbeRun::start(&command, limit, Instant::now()).unwrap();
     Probes { probes: vec![(Probe::CudaOrder, ProbeProgress::Running(run))] }
 }
