@@ -47,6 +47,7 @@ mod locked_down;
 mod logs;
 mod long_messages;
 mod mistakes;
+mod nccl_counts;
 mod nesting;
 mod nodes;
 mod options;

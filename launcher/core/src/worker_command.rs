@@ -8,6 +8,7 @@ use rankrun_contract::env::{self, NESTING, RankrunEnv, Role, WorkerEnv};
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, RestartCount};
 
 use crate::device::Visibility;
+use crate::hang::ras::RAS_ADDR;
 use crate::hang::trainer_access::{TrainerAccess, variables_of_outer_launcher};
 use crate::placement::Placement;
 use crate::rendezvous::Round;
@@ -72,6 +73,8 @@ pub struct ProgressFiles {
     pub flight_recorder: Option<PathBuf>,
     /// Its progress page, if it is not Python.
     pub page: Option<PathBuf>,
+    /// The port on which NCCL in the workers of this node answers ([`RAS_ADDR`]), if it is asked.
+    pub ras_port: Option<String>,
     /// Of rank 0: how its Trainer reaches the launcher, if it is to.
     pub trainer: Option<TrainerAccess>,
 }
@@ -263,6 +266,7 @@ pub fn worker_environment(
         vars.push((env::HEARTBEAT, progress.heartbeat.clone().into()));
         vars.extend(progress.flight_recorder.iter().map(|path| (env::FLIGHT_RECORDER, path.into())));
         vars.extend(progress.page.iter().map(|path| (env::PROGRESS_PAGE, path.into())));
+        vars.extend(progress.ras_port.iter().map(|port| (RAS_ADDR, format!("localhost:{port}").into())));
         vars.extend(progress.trainer.iter().flat_map(TrainerAccess::variables));
     }
     vars.push((NESTING, spec.nesting.clone().into()));

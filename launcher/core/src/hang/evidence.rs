@@ -98,7 +98,7 @@ pub struct RankEvidence {
     pub last_heartbeat: Option<ReceivedHeartbeat>,
     /// The longest time between two heartbeats outside of sections.
     pub largest_gap: Duration,
-    /// The groups that the flight recorder or the progress page lists; `None` if there is no answer to rely on.
+    /// The groups that the flight recorder, NCCL or the progress page lists; `None` if there is no answer to rely on.
     pub groups: Option<Groups>,
     /// The groups that were forgotten last, to see whether the next answer shows something new.
     pub(super) forgotten: Option<Groups>,
@@ -171,6 +171,13 @@ impl RankEvidence {
 
     pub(super) fn group(&self, name: &str) -> Option<&GroupActivity> {
         self.groups.as_ref()?.get(name)
+    }
+
+    /// Its last heartbeat is younger than this.
+    #[must_use]
+    pub fn has_heartbeat_since(&self, now: Instant, age: Duration) -> bool {
+        let last = self.last_heartbeat.as_ref();
+        last.is_some_and(|last| now.saturating_duration_since(last.at) < age)
     }
 
     /// Its recorder or page lists a group now.

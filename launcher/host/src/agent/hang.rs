@@ -53,7 +53,8 @@ impl Agent<'_> {
             has_other_nodes: round.nodes > NodeCount::ONE,
         };
         let board = self.rendezvous.evidence_board();
-        match ProgressWatch::start(channels, round.base_rank, limits, board) {
+        let pids = (0..self.workers.spec().workers.get()).map(|at| self.workers.pid(LocalRank(at))).collect();
+        match ProgressWatch::start(channels, round.base_rank, limits, pids, board) {
             Ok(watch) => self.progress_watch = Some(watch),
             Err((error, channels)) => {
                 tracing::warn!(%error, "the workers' progress is not watched");

@@ -59,7 +59,7 @@ use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::error::LaunchError;
 use crate::hang::channels::ProgressChannels;
 use crate::hang::file_timer::FileTimerServer;
-use crate::hang::progress_watch::{HighestStep, ProgressWatch};
+use crate::hang::progress_watch::{EndedWatch, ProgressWatch};
 use crate::logs::Drained;
 use crate::process::link::{GuardLink, ToGuard};
 use crate::process::signal::{HandledSignals, SignalInbox};
@@ -173,7 +173,7 @@ struct Agent<'a> {
     /// Watches the progress of the running generation.
     progress_watch: Option<ProgressWatch>,
     /// That of the generation that has ended.
-    ended_watch: Option<HighestStep>,
+    ended_watch: Option<EndedWatch>,
     /// Of workers whose thread could not be started: they have the names of these files.
     unwatched_channels: Option<ProgressChannels>,
     /// A verdict, while the stacks of the workers are taken.

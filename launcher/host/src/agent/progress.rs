@@ -11,13 +11,12 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::thread::JoinHandle;
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use crate::agent::Agent;
 use crate::blocking::{BlockingCall, CallProgress, CallStep};
-use crate::hang::progress_watch::HighestStep;
+use crate::hang::progress_watch::EndedWatch;
 use rankrun_core::agent::message::Input;
 use rankrun_core::agent::recurrence::{CheckpointFingerprint, ProgressMark, RaisedException};
 use rankrun_core::placement::WorkerId;
@@ -45,9 +44,9 @@ impl Agent<'_> {
             Some(folder) => {
                 ProgressProbe::start(generation, exception.clone(), move || probe_folder(&folder))
             }
-            None => {
-                ProgressProbe::start(generation, exception.clone(), move || Some(await_step(ended_watch)))
-            }
+            None => ProgressProbe::start(generation, exception.clone(), move || {
+                Some(ProgressMark::Step(ended_watch.as_ref().and_then(EndedWatch::highest_step)))
+            }),
         };
         self.progress_probe.is_none().then_some(Input::ProgressProbed { generation, mark: None, exception })
     }
@@ -96,11 +95,6 @@ fn probe_folder(folder: &Path) -> Option<ProgressMark> {
         )
         .map(ProgressMark::Files)
         .ok()
-}
-
-/// The thread may still wait for a flight recorder.
-fn await_step(ended_watch: Option<HighestStep>) -> ProgressMark {
-    ProgressMark::Step(ended_watch.map(JoinHandle::join).and_then(Result::ok).flatten())
 }
 
 /// Hashes all files of the folder and its subfolders; links are not followed. A missing folder has no files.

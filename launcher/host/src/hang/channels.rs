@@ -16,8 +16,11 @@ use nix::unistd::mkfifo;
 use rankrun_contract::progress_page::PAGE_BYTES;
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
+use super::ras_client::RasPort;
 use super::trainer_server::{SharedTrainerStatus, TrainerServer};
 use crate::logs::tree::{held_folder_pattern, make_held_folder};
+use rankrun_core::device::DeviceType;
+use rankrun_core::hang::ras::{RAS_ADDR, RAS_ENABLE};
 use rankrun_core::hang::trainer_access::{TrainerAccess, has_server};
 use rankrun_core::placement::Placement;
 use rankrun_core::spec::LaunchSpec;
@@ -30,14 +33,22 @@ const FOLDER: &str = "progress";
 
 /// What workers have beside heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a channel of its own")]
 pub(crate) struct ChannelKinds {
     pub(crate) has_recorder: bool,
     pub(crate) has_page: bool,
+    /// NCCL answers on a port of the node.
+    pub(crate) has_ras: bool,
 }
 
 impl ChannelKinds {
-    pub(crate) fn of(spec: &LaunchSpec) -> Self {
-        Self { has_recorder: spec.asks_flight_recorders(), has_page: spec.has_progress_pages() }
+    /// Of workers with devices of this kind, in this environment. A server of RAS that the user has set up stays.
+    pub(crate) fn of(spec: &LaunchSpec, device: DeviceType, environment: &[(OsString, OsString)]) -> Self {
+        let is_users = |(name, value): &(OsString, OsString)| {
+            name == RAS_ADDR && !value.is_empty() || name == RAS_ENABLE && value == "0"
+        };
+        let has_ras = device == DeviceType::Cuda && spec.has_hooks() && !environment.iter().any(is_users);
+        Self { has_recorder: spec.asks_flight_recorders(), has_page: spec.has_progress_pages(), has_ras }
     }
 }
 
@@ -50,6 +61,7 @@ pub(crate) struct ProgressChannels {
     /// By local rank; empty without pages.
     pub(super) pages: Vec<Arc<File>>,
     kinds: ChannelKinds,
+    ras: Option<RasPort>,
     trainer: Option<Box<TrainerChannel>>,
     /// Tells `rankrun gc` that the job is alive, where the folder is not below another one of the job.
     _lock: Option<File>,
@@ -75,7 +87,9 @@ impl ProgressChannels {
     ) -> io::Result<Self> {
         let (folder, lock) = make_folder(base, environment, generation)?;
         let (fifos, pages) = (Vec::new(), Vec::new());
-        let mut channels = Self { folder, fifos, pages, kinds, trainer: None, _lock: lock };
+        let report = |error: &io::Error| tracing::info!(%error, "NCCL is not asked for its counts");
+        let ras = kinds.has_ras.then(|| RasPort::reserve().inspect_err(report).ok()).flatten();
+        let mut channels = Self { folder, fifos, pages, kinds, ras, trainer: None, _lock: lock };
         channels.make_files(workers)?;
         Ok(channels)
     }
@@ -119,7 +133,13 @@ impl ProgressChannels {
     pub(crate) fn files(&self, local_rank: LocalRank) -> ProgressFiles {
         let trainer = self.trainer.as_ref().filter(|trainer| trainer.local_rank == local_rank);
         let trainer = trainer.map(|trainer| trainer.access.clone());
-        ProgressFiles { trainer, ..files_in(&self.folder, local_rank, self.kinds) }
+        let ras_port = self.ras_port().map(|port| port.to_string());
+        ProgressFiles { ras_port, trainer, ..files_in(&self.folder, local_rank, self.kinds) }
+    }
+
+    /// Where NCCL in the workers answers, if it is asked.
+    pub(super) fn ras_port(&self) -> Option<u16> {
+        self.ras.as_ref().map(RasPort::number)
     }
 
     fn heartbeat_path(&self, local_rank: LocalRank) -> PathBuf {
@@ -177,7 +197,9 @@ pub fn file_patterns(
     let folder = own.into_iter().chain(temporary).find(|folder| has_short_name(folder))?;
     let is_reported = placement.rank == Rank(0) && spec.answers_trainer() && !has_server(environment);
     let trainer = is_reported.then(|| TrainerAccess::new("PORT", &folder, environment));
-    Some(ProgressFiles { trainer, ..files_in(&folder, placement.local_rank, ChannelKinds::of(spec)) })
+    let kinds = ChannelKinds::of(spec, placement.device.kind, environment);
+    let ras_port = kinds.has_ras.then(|| "PORT".to_owned());
+    Some(ProgressFiles { ras_port, trainer, ..files_in(&folder, placement.local_rank, kinds) })
 }
 
 /// In full: a store into a mapping without a block on a full disk would end the worker.
@@ -192,6 +214,7 @@ fn files_in(folder: &Path, local_rank: LocalRank, kinds: ChannelKinds) -> Progre
         heartbeat: heartbeat_path(folder, local_rank),
         flight_recorder: kinds.has_recorder.then(|| recorder_path(folder, local_rank)),
         page: kinds.has_page.then(|| page_path(folder, local_rank)),
+        ras_port: None,
         trainer: None,
     }
 }
@@ -205,6 +228,7 @@ impl Drop for ProgressChannels {
     fn drop(&mut self) {
         // The removal needs a descriptor, and there may be no other.
         self.trainer = None;
+        self.ras = None;
         self.fifos.clear();
         self.pages.clear();
         let _ = fs::remove_dir_all(&self.folder);

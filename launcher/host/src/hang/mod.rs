@@ -8,6 +8,7 @@ pub mod board;
 pub mod channels;
 pub mod file_timer;
 pub(crate) mod progress_watch;
+mod ras_client;
 mod recorder_client;
 pub(crate) mod trainer_server;
 mod watched_worker;

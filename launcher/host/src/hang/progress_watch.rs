@@ -6,9 +6,9 @@ use std::io;
 use std::mem::{Discriminant, discriminant};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,12 +18,14 @@ use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::board::EvidenceBoard;
 use super::channels::ProgressChannels;
+use super::ras_client::{RAS_TIMEOUT, RasWorkers};
 use super::recorder_client::ask_recorder;
 use super::watched_worker::WatchedWorker;
 use crate::stacks::STACKS_TIMEOUT;
 use rankrun_core::hang::evidence::{RankEvidence, groups_of_page};
 use rankrun_core::hang::heartbeat::HeartbeatError;
 use rankrun_core::hang::verdict::{Limits, Verdict, judge};
+use rankrun_core::posix::Pid;
 
 /// Heartbeats are read no more often, so a flood of them costs little.
 const READ_INTERVAL: Duration = Duration::from_millis(250);
@@ -36,6 +38,9 @@ const LOOKS: u32 = 4;
 const SILENT_NODE_LOOKS: u32 = 4;
 /// A thread that runs so much later than it asked for was frozen, and the workers probably with it.
 const FROZEN_AFTER: Duration = Duration::from_secs(1);
+
+/// A thread that ends reads the last heartbeats at once, unless it waits for an answer.
+const LAST_READ: Duration = Duration::from_secs(1);
 
 /// What the thread has found.
 #[derive(Debug)]
@@ -68,11 +73,26 @@ pub(crate) struct ProgressWatch {
     wake: Arc<EventFd>,
     reports: Receiver<ProgressReport>,
     reported: Arc<EventFd>,
-    thread: Option<HighestStep>,
+    ended: Option<EndedWatch>,
 }
 
-/// The thread, which returns the highest step of all heartbeats when it ends.
-pub(crate) type HighestStep = JoinHandle<Option<u64>>;
+/// A thread that has been told to end.
+#[derive(Debug)]
+pub(crate) struct EndedWatch {
+    /// The highest step of all heartbeats so far.
+    step: Arc<Mutex<Option<u64>>>,
+    /// At its end when the thread is.
+    is_running: Receiver<()>,
+}
+
+impl EndedWatch {
+    /// The highest step of all heartbeats, if there were any. The thread reads the last ones before it ends, which is waited for:
+    /// it may be with a flight recorder that does not answer.
+    pub(crate) fn highest_step(&self) -> Option<u64> {
+        let _ = self.is_running.recv_timeout(LAST_READ);
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl ProgressWatch {
     /// Starts to watch the workers that have just been started; `base` is the rank of the first one.
@@ -83,6 +103,7 @@ impl ProgressWatch {
         channels: ProgressChannels,
         base: Rank,
         limits: Limits,
+        pids: Vec<Option<Pid>>,
         board: Option<Arc<EvidenceBoard>>,
     ) -> Result<Self, (io::Error, ProgressChannels)> {
         let new_event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Arc::new);
@@ -91,9 +112,11 @@ impl ProgressWatch {
             (Err(error), _) | (_, Err(error)) => return Err((error.into(), channels)),
         };
         let ((commands, inbox), (outbox, reports)) = (channel(), channel());
+        let ((running, is_running), step) = (channel(), Arc::default());
         let observer = Observer {
             ranks: Vec::new(),
             workers: WatchedWorker::of_channels(&channels),
+            ras: channels.ras_port().map(|port| RasWorkers { port, base, pids }),
             limits,
             board,
             commands: inbox,
@@ -102,21 +125,18 @@ impl ProgressWatch {
             reported: Arc::clone(&reported),
             last_reported: None,
             reported_once: Vec::new(),
-            highest_step: None,
+            highest_step: Arc::clone(&step),
+            _is_running: running,
             is_suspended: false,
             judge_at: Instant::now(),
             hot_until: Instant::now(),
         };
+        let ended = Some(EndedWatch { step, is_running });
         let thread = thread::Builder::new().name("progress-watch".to_owned());
         match thread.spawn(move || observer.with_ranks(base).run()) {
-            Ok(thread) => Ok(Self {
-                _channels: channels,
-                commands: Some(commands),
-                wake,
-                reports,
-                reported,
-                thread: Some(thread),
-            }),
+            Ok(_) => {
+                Ok(Self { _channels: channels, commands: Some(commands), wake, reports, reported, ended })
+            }
             Err(error) => Err((error, channels)),
         }
     }
@@ -132,8 +152,8 @@ impl ProgressWatch {
     }
 
     /// Ends the thread, which reads the last heartbeats before.
-    pub(crate) fn end(mut self) -> Option<HighestStep> {
-        self.thread.take()
+    pub(crate) fn end(mut self) -> Option<EndedWatch> {
+        self.ended.take()
     }
 
     /// The worker has exited with 0.
@@ -170,6 +190,7 @@ struct Observer {
     /// By local rank, as `workers`.
     ranks: Vec<RankEvidence>,
     workers: Vec<WatchedWorker>,
+    ras: Option<RasWorkers>,
     limits: Limits,
     /// The other nodes, if they tell of their ranks.
     board: Option<Arc<EvidenceBoard>>,
@@ -182,7 +203,9 @@ struct Observer {
     /// The reports that are made once.
     reported_once: Vec<Discriminant<ProgressReport>>,
     /// Of all ranks of this node.
-    highest_step: Option<u64>,
+    highest_step: Arc<Mutex<Option<u64>>>,
+    /// Dropped at the end of the thread.
+    _is_running: Sender<()>,
     is_suspended: bool,
     judge_at: Instant,
     /// Until then the job is judged often: the stacks of a hang are being taken.
@@ -196,8 +219,7 @@ impl Observer {
         self
     }
 
-    /// Returns the highest step of all heartbeats.
-    fn run(mut self) -> Option<u64> {
+    fn run(mut self) {
         while self.handle_commands() {
             let mut has_read = false;
             if !self.is_suspended {
@@ -207,6 +229,7 @@ impl Observer {
                     self.read_pages(now);
                     self.ask_recorders(now);
                     self.discount_frozen_time(now, self.answer_time());
+                    self.ask_nccl();
                     // A worker may have sent one meanwhile.
                     has_read |= self.read_heartbeats();
                     self.report_verdict();
@@ -220,7 +243,6 @@ impl Observer {
             }
         }
         self.read_heartbeats();
-        self.highest_step
     }
 
     /// What began then should have lasted so long. If it lasted much longer, a freezer (cgroups, `docker pause`), a paused
@@ -266,7 +288,8 @@ impl Observer {
         for (worker, evidence) in self.workers.iter_mut().zip(&mut self.ranks) {
             let (heartbeat, error) = worker.read_heartbeat();
             if let Some(heartbeat) = heartbeat {
-                self.highest_step = self.highest_step.max(Some(heartbeat.step));
+                let mut highest = self.highest_step.lock().unwrap_or_else(PoisonError::into_inner);
+                *highest = highest.max(Some(heartbeat.step));
                 evidence.record_heartbeat(heartbeat, Instant::now());
                 has_read = true;
             }
@@ -298,10 +321,9 @@ impl Observer {
     fn ask_recorders(&mut self, now: Instant) {
         let (fresh, patience) = (self.limits.usual() / LOOKS, self.answer_time());
         let asked = self.workers.iter().zip(&mut self.ranks).filter_map(|(worker, evidence)| {
-            let heartbeat = evidence.last_heartbeat.as_ref();
-            let is_fresh = heartbeat.is_some_and(|last| now.saturating_duration_since(last.at) < fresh);
             // The groups of a worker have one source: its page, or its recorder.
-            let is_asked = worker.page.is_none() && !evidence.is_finished && !is_fresh;
+            let is_asked =
+                worker.page.is_none() && !evidence.is_finished && !evidence.has_heartbeat_since(now, fresh);
             let socket = worker.recorder.as_ref().filter(|_| is_asked)?;
             Some((socket, evidence))
         });
@@ -313,6 +335,17 @@ impl Observer {
                 let _ = thread.spawn_scoped(scope, ask);
             }
         });
+    }
+
+    fn ask_nccl(&mut self) {
+        let Some(ras) = &self.ras else { return };
+        let (now, fresh) = (Instant::now(), self.limits.usual() / LOOKS);
+        let ranks = self.workers.iter().zip(&mut self.ranks).filter(|(worker, evidence)| {
+            let has_source = worker.page.is_some() || worker.recorder.is_some() && evidence.has_groups();
+            !has_source && !evidence.is_finished && !evidence.has_heartbeat_since(now, fresh)
+        });
+        ras.record_groups(ranks.map(|(_, evidence)| evidence), now);
+        self.discount_frozen_time(now, RAS_TIMEOUT);
     }
 
     fn publish_evidence(&self) {

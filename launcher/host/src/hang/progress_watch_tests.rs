@@ -16,7 +16,7 @@ const LIMITS: Limits = Limits {
 
 /// A watch of this many workers, and the folder's paths.
 fn watch(workers: u32, limits: Limits) -> (ProgressWatch, Vec<PathBuf>, Vec<PathBuf>) {
-    watch_channels(ChannelKinds { has_recorder: true, has_page: true }, workers, limits)
+    watch_channels(ChannelKinds { has_recorder: true, has_page: true, has_ras: false }, workers, limits)
 }
 
 fn watch_channels(
@@ -29,7 +29,7 @@ fn watch_channels(
     let ranks = (0..workers.get()).map(LocalRank);
     let fifos = ranks.clone().map(|rank| channels.files(rank).heartbeat).collect();
     let sockets = ranks.map(|rank| channels.recorder_path(rank).unwrap()).collect();
-    (ProgressWatch::start(channels, Rank(4), limits, None).unwrap(), fifos, sockets)
+    (ProgressWatch::start(channels, Rank(4), limits, Vec::new(), None).unwrap(), fifos, sockets)
 }
 
 fn next_report(watch: &ProgressWatch) -> ProgressReport {
@@ -83,7 +83,7 @@ fn suspended_job_is_not_judged() {
 
 #[test]
 fn recorder_that_never_answers_does_not_hide_hang_of_others() {
-    let kinds = ChannelKinds { has_recorder: true, has_page: false };
+    let kinds = ChannelKinds { has_recorder: true, has_page: false, has_ras: false };
     let (watch, fifos, sockets) = watch_channels(kinds, 2, LIMITS);
     let _silent = UnixListener::bind(&sockets[1]).unwrap();
     drop(write(&fifos[0], b"1\n"));
@@ -172,6 +172,7 @@ fn observer(silent_for: Duration) -> Observer {
     Observer {
         ranks: vec![rank],
         workers: Vec::new(),
+        ras: None,
         limits: LIMITS,
         board: None,
         commands: channel().1,
@@ -180,7 +181,8 @@ fn observer(silent_for: Duration) -> Observer {
         reported: event(),
         last_reported: None,
         reported_once: Vec::new(),
-        highest_step: None,
+        highest_step: Arc::default(),
+        _is_running: channel().0,
         is_suspended: false,
         judge_at: now,
         hot_until: now,

@@ -19,6 +19,7 @@ use crate::process::exec_files::read_exec_files;
 use crate::process::program_file;
 use crate::system::short_hostname;
 use rankrun_core::agent::signal_scope::ProgramFile;
+use rankrun_core::device::DeviceType;
 use rankrun_core::hang::trainer_access::{SERVER_URL, has_server};
 use rankrun_core::log_route::{Routes, StreamOwner, routes};
 use rankrun_core::placement::Placement;
@@ -105,7 +106,8 @@ impl FolderRequest {
         if !self.spec.watches_progress() {
             return None;
         }
-        let (kinds, workers) = (ChannelKinds::of(&self.spec), self.spec.workers);
+        let device = self.placements.first().map_or(DeviceType::Cpu, |placement| placement.device.kind);
+        let (kinds, workers) = (ChannelKinds::of(&self.spec, device, &self.environment), self.spec.workers);
         let base = self.tree.as_ref().and_then(|tree| {
             let tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
             tree.temporary().map(Path::to_path_buf)
