@@ -38,7 +38,7 @@ use crate::blocking::file_calls::FileCalls;
 use crate::console::{Console, is_terminal};
 use crate::error::{LaunchError, SpawnError};
 use crate::hang::channels::ProgressChannels;
-use crate::hang::file_timer::{FileTimerServer, timer_path};
+use crate::hang::file_timer::{FileTimerServer, TimerPlace, timer_place};
 use crate::hang::trainer_server::SharedTrainerStatus;
 use crate::hooks::{hook_folder, python_path};
 use crate::logs::space::FullLogFolder;
@@ -277,7 +277,7 @@ impl WorkerGroup {
             environment: self.environment.clone(),
             generation,
             hook: self.hook_folder(),
-            timer_path: self.timer_path(),
+            timer_place: self.timer_place(),
         };
         let call = self.logs.calls().start(move |step| request.make(step)).map_err(|source| {
             none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
@@ -412,12 +412,12 @@ impl WorkerGroup {
         DumpFile::open().inspect_err(warn).ok().map(Arc::new)
     }
 
-    /// The FIFO of PyTorch's file timers, where it is to be made.
-    fn timer_path(&self) -> Option<PathBuf> {
+    /// Where the FIFO of PyTorch's file timers is to be made.
+    fn timer_place(&self) -> Option<TimerPlace> {
         if self.file_timers.is_some() {
             return None;
         }
-        timer_path(&self.environment, &self.job.0)
+        timer_place(&self.environment)
     }
 
     pub(super) const fn file_timers(&self) -> Option<&FileTimerServer> {

@@ -18,10 +18,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+
+use crate::logs::tree::{held_folder_pattern, make_held_folder};
 use rankrun_core::hang::file_timer::{FileTimers, MAX_REQUEST};
 use rankrun_core::posix::{Pid, Signal};
 use rankrun_core::worker_command::TIMER_FILE;
 
+/// torchrun puts a number behind this name.
+const FIFO: &str = "watchdog_timer";
 const ENABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 /// How often timers are compared with the clock, as torchrun does.
 const LOOK_MILLISECONDS: u8 = 100;
@@ -30,23 +34,46 @@ const MAX_EXPIRED: usize = 64;
 /// Between two reads, so that a flood of requests costs little.
 const READ_MILLISECONDS: u8 = 10;
 
-/// The path of the FIFO, if this environment asks for one. `unique` is part of a path that the user does not name.
+/// Where the FIFO is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TimerPlace {
+    /// The path that the user names.
+    Named(PathBuf),
+    /// A folder for temporary files, in which the FIFO gets a folder of its own: `rankrun gc` removes that after a kill of the
+    /// launcher.
+    Temporary(PathBuf),
+}
+
+impl TimerPlace {
+    /// The path of the FIFO as a shell pattern.
+    #[must_use]
+    pub fn pattern(&self) -> PathBuf {
+        match self {
+            Self::Named(path) => path.clone(),
+            Self::Temporary(folder) => held_folder_pattern(folder).join(FIFO),
+        }
+    }
+}
+
+/// Where the FIFO is to be, if this environment asks for one.
 #[must_use]
-pub fn timer_path(environment: &[(OsString, OsString)], unique: &str) -> Option<PathBuf> {
+pub fn timer_place(environment: &[(OsString, OsString)]) -> Option<TimerPlace> {
     let value = |wanted: &str| {
         let found = environment.iter().find(|(name, _)| name == wanted);
         found.map(|(_, value)| value.as_os_str())
     };
     value(ENABLE).filter(|value| *value == "1")?;
     let folder = value("TMPDIR").filter(|folder| !folder.is_empty()).unwrap_or(OsStr::new("/tmp"));
-    let own = || Path::new(folder).join(format!("watchdog_timer_{unique}"));
-    Some(value(TIMER_FILE).map_or_else(own, PathBuf::from))
+    let named = value(TIMER_FILE).map(|path| TimerPlace::Named(path.into()));
+    Some(named.unwrap_or_else(|| TimerPlace::Temporary(folder.into())))
 }
 
 /// The agent's end of the thread. The FIFO is removed, and the thread ends, when this is dropped.
 #[derive(Debug)]
 pub(crate) struct FileTimerServer {
     path: PathBuf,
+    /// That of the FIFO alone, and its lock.
+    folder: Option<(PathBuf, Option<File>)>,
     ended: Arc<EventFd>,
     expired: Receiver<(Pid, Signal)>,
     has_expired: Arc<EventFd>,
@@ -55,11 +82,18 @@ pub(crate) struct FileTimerServer {
 }
 
 impl FileTimerServer {
-    /// Makes the FIFO, in place of a file that is there, and reads it.
+    /// Makes the FIFO, in place of a file of the user's name for it, and reads it.
     ///
     /// # Errors
     /// The FIFO cannot be made, or no descriptor or no thread is left.
-    pub(crate) fn start(path: PathBuf) -> io::Result<Self> {
+    pub(crate) fn start(place: TimerPlace) -> io::Result<Self> {
+        let (path, folder) = match place {
+            TimerPlace::Named(path) => (path, None),
+            TimerPlace::Temporary(place) => {
+                let made = make_held_folder(&place)?;
+                (made.0.join(FIFO), Some(made))
+            }
+        };
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?,
@@ -75,7 +109,7 @@ impl FileTimerServer {
         thread::Builder::new()
             .name("file-timers".to_owned())
             .spawn(move || reader.run(&stop, &outbox, &ready))?;
-        Ok(Self { path, ended, expired, has_expired, foreign_reported: Once::new() })
+        Ok(Self { path, folder, ended, expired, has_expired, foreign_reported: Once::new() })
     }
 
     /// The path for workers.
@@ -109,6 +143,7 @@ impl Drop for FileTimerServer {
     fn drop(&mut self) {
         let _ = self.ended.write(1);
         let _ = fs::remove_file(&self.path);
+        let _ = self.folder.as_ref().map(|(folder, _)| fs::remove_dir(folder));
     }
 }
 
@@ -168,30 +203,46 @@ impl TimerReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logs::error_folder::find_dead;
     use std::io::Write;
 
     #[test]
-    fn path_is_of_variable_or_of_job() {
+    fn place_is_of_variable_or_temporary() {
         let environment = |extra: &[(&str, &str)]| -> Vec<(OsString, OsString)> {
             extra.iter().map(|(name, value)| (name.into(), value.into())).collect()
         };
-        let of = |extra: &[(&str, &str)]| timer_path(&environment(extra), "7");
+        let of = |extra: &[(&str, &str)]| timer_place(&environment(extra));
         assert_eq!(of(&[(TIMER_FILE, "/a")]), None);
         assert_eq!(of(&[(ENABLE, "0")]), None);
-        assert_eq!(of(&[(ENABLE, "1"), (TIMER_FILE, "/a")]), Some("/a".into()));
-        assert_eq!(of(&[(ENABLE, "1"), ("TMPDIR", "/b")]), Some("/b/watchdog_timer_7".into()));
+        assert_eq!(of(&[(ENABLE, "1"), (TIMER_FILE, "/a")]), Some(TimerPlace::Named("/a".into())));
+        assert_eq!(of(&[(ENABLE, "1"), ("TMPDIR", "/b")]), Some(TimerPlace::Temporary("/b".into())));
+        assert_eq!(of(&[(ENABLE, "1"), ("TMPDIR", "")]), Some(TimerPlace::Temporary("/tmp".into())));
     }
 
     #[test]
     fn expired_timer_is_reported_and_fifo_is_removed() {
         let path = std::env::temp_dir().join(format!("rankrun-file-timer-{}", std::process::id()));
         fs::write(&path, "a file of another launcher").unwrap();
-        let server = FileTimerServer::start(path.clone()).unwrap();
+        let server = FileTimerServer::start(TimerPlace::Named(path.clone())).unwrap();
         let request = "garbage\n{\"version\": 1, \"pid\": 77, \"scope_id\": \"a\", \"expiration_time\": 1.5, \"signal\": 9}\n";
         OpenOptions::new().write(true).open(&path).unwrap().write_all(request.as_bytes()).unwrap();
         poll(&mut [PollFd::new(server.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
         assert_eq!(server.take_expired(), [(Pid::from_raw(77), Signal::SIGKILL)]);
         drop(server);
         assert!(!path.exists());
+    }
+
+    /// The kernel drops the lock with the launcher.
+    #[test]
+    fn folder_of_unnamed_fifo_is_removed_or_left_to_gc() {
+        let place = std::env::temp_dir().join(format!("rankrun-timer-folder-{}", std::process::id()));
+        fs::create_dir(&place).unwrap();
+        let mut server = FileTimerServer::start(TimerPlace::Temporary(place.clone())).unwrap();
+        assert!(server.path().exists());
+        assert_eq!(find_dead(&place).len(), 0, "the launcher is alive");
+        drop(server.folder.as_mut().and_then(|(_, lock)| lock.take()));
+        assert_eq!(find_dead(&place).len(), 1);
+        drop(server);
+        fs::remove_dir(place).unwrap();
     }
 }

@@ -26,7 +26,7 @@ use rankrun_core::worker_command::{
 };
 use rankrun_host::error::LaunchError;
 use rankrun_host::hang::channels::file_patterns;
-use rankrun_host::hang::file_timer::timer_path;
+use rankrun_host::hang::file_timer::{TimerPlace, timer_place};
 use rankrun_host::hooks::{hook_folder, python_path};
 use rankrun_host::logs::tree::Attempt;
 use rankrun_host::system::short_hostname;
@@ -53,7 +53,7 @@ impl LaunchPlan<'_> {
         let attempt = self.attempt.as_ref().filter(|_| is_temporary).map(Attempt::folder);
         let base = attempt.and_then(|attempt| attempt.parent()?.parent());
         let progress = file_patterns(inherited, placement, self.spec, base);
-        let timer_file = timer_path(inherited, "*");
+        let timer_file = timer_place(inherited).as_ref().map(TimerPlace::pattern);
         let files = WorkerFiles {
             error_file: error_file.as_deref(),
             hook: hook.as_ref(),

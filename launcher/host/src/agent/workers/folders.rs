@@ -11,7 +11,7 @@ use rankrun_contract::rank::{Generation, Rank, RestartCount};
 
 use crate::blocking::CallStep;
 use crate::hang::channels::{ChannelKinds, ProgressChannels};
-use crate::hang::file_timer::FileTimerServer;
+use crate::hang::file_timer::{FileTimerServer, TimerPlace};
 use crate::hooks::{HookError, install_hook};
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{LogError, LogFiles};
@@ -38,7 +38,7 @@ pub(super) struct FolderRequest {
     /// The folder of the workers' hook.
     pub(super) hook: Option<PathBuf>,
     /// The FIFO of the file timers, until it is made.
-    pub(super) timer_path: Option<PathBuf>,
+    pub(super) timer_place: Option<TimerPlace>,
 }
 
 /// The log folders of a generation, and its open log files.
@@ -63,11 +63,12 @@ fn install(folder: &Path, step: &CallStep) -> Option<PathBuf> {
     Some(folder.to_owned())
 }
 
-fn start_file_timers(path: PathBuf) -> Option<FileTimerServer> {
+fn start_file_timers(place: TimerPlace) -> Option<FileTimerServer> {
+    let shown = place.pattern();
     let warn = |error: &io::Error| {
-        tracing::warn!("PyTorch's file timers do not work: `{}`: {error}", path.display())
+        tracing::warn!("PyTorch's file timers do not work: `{}`: {error}", shown.display())
     };
-    FileTimerServer::start(path.clone()).inspect_err(warn).ok()
+    FileTimerServer::start(place).inspect_err(warn).ok()
 }
 
 impl FolderRequest {
@@ -98,7 +99,7 @@ impl FolderRequest {
         let started = started.map(|(_, routes)| routes);
         let files = LogFiles::open(started, attempt.as_ref(), &self.spec.logs.duplicates);
         let channels = self.open_channels();
-        let file_timers = self.timer_path.and_then(start_file_timers);
+        let file_timers = self.timer_place.and_then(start_file_timers);
         Ok(GenerationFolders { attempt, routes, files, program, channels, file_timers, hook })
     }
 
