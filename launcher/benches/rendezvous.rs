@@ -118,7 +118,6 @@ fn setup(port: u16, min: u32, max: u32) -> Setup {
         entrypoint: "bench".to_owned(),
         version: "bench".to_owned(),
         max_restarts: RestartCount(0),
-        shares_evidence: false,
     }
 }
 

@@ -235,7 +235,6 @@ pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
         entrypoint: display_entrypoint(&program_name(&spec.entrypoint)),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         max_restarts: spec.max_restarts,
-        shares_evidence: spec.hang.timeout.is_some(),
     }
 }
 

@@ -39,6 +39,24 @@ struct Received {
 }
 
 impl EvidenceBoard {
+    /// Of node 0, in round 3.
+    #[cfg(test)]
+    pub(super) fn fake(nodes: u32) -> Self {
+        Self {
+            round: 3,
+            node_rank: NodeRank(0),
+            nodes: NodeCount::new(nodes).unwrap(),
+            published: Mutex::default(),
+            has_published: Notify::new(),
+            received: Mutex::default(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn published(&self) -> u64 {
+        lock(&self.published).number
+    }
+
     pub(crate) fn new(round: &Round) -> Self {
         Self {
             round: round.number,
@@ -132,17 +150,6 @@ mod tests {
 
     const MAX_AGE: Duration = Duration::from_secs(5);
 
-    fn board() -> EvidenceBoard {
-        EvidenceBoard {
-            round: 3,
-            node_rank: NodeRank(0),
-            nodes: NodeCount::new(3).unwrap(),
-            published: Mutex::default(),
-            has_published: Notify::new(),
-            received: Mutex::default(),
-        }
-    }
-
     fn evidence(round: u64, number: u64, rank: u32) -> NodeEvidence {
         let now = Instant::now();
         NodeEvidence::new(round, number, &[RankEvidence::new(Rank(rank), now)], now)
@@ -154,7 +161,7 @@ mod tests {
 
     #[test]
     fn node_that_publishes_nothing_new_is_not_judged() {
-        let board = board();
+        let board = EvidenceBoard::fake(3);
         board.receive(NodeRank(1), evidence(3, 1, 4).to_json());
         let silent = evidence(3, 1, 8).to_json();
         board.receive(NodeRank(2), silent.clone());
@@ -170,7 +177,7 @@ mod tests {
 
     #[test]
     fn evidence_of_other_round_and_garbage_count_as_none() {
-        let board = board();
+        let board = EvidenceBoard::fake(3);
         for bytes in [evidence(2, 9, 4).to_json(), b"\xff".to_vec(), Vec::new()] {
             board.receive(NodeRank(1), bytes);
         }
@@ -179,7 +186,7 @@ mod tests {
 
     #[test]
     fn suspended_node_stays_suspended_though_it_publishes_nothing_more() {
-        let board = board();
+        let board = EvidenceBoard::fake(3);
         let mut suspended = evidence(3, 1, 4);
         suspended.is_suspended = true;
         board.receive(NodeRank(1), suspended.to_json());

@@ -357,7 +357,10 @@ impl Observer {
     /// The verdict on the ranks of all nodes that tell of theirs, or of this node alone.
     fn judge_all(&self, now: Instant) -> Verdict {
         let Some(board) = &self.board else { return judge(&self.ranks, now, &self.limits) };
-        self.publish_evidence();
+        // Very many nodes that watch nothing need not tell it.
+        if self.limits.hang_timeout.is_some() || self.ranks.iter().any(RankEvidence::has_evidence) {
+            self.publish_evidence();
+        }
         let others = board.others(now, self.usual_interval() * SILENT_NODE_LOOKS + self.answer_time());
         if others.is_suspended {
             return Verdict::Progress;

@@ -1,8 +1,9 @@
 use super::*;
 use crate::hang::channels::ChannelKinds;
 use rankrun_contract::progress_page::{name_words, slot_flags};
-use rankrun_contract::rank::{Generation, LocalWorldSize};
+use rankrun_contract::rank::{Generation, LocalWorldSize, NodeRank};
 use rankrun_core::hang::heartbeat::Heartbeat;
+use rankrun_core::hang::shared::NodeEvidence;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -187,6 +188,24 @@ fn observer(silent_for: Duration) -> Observer {
         judge_at: now,
         hot_until: now,
     }
+}
+
+/// Without a limit of the user the ranks of another node are known too, once a rank of this node shows something.
+#[test]
+fn warning_is_of_ranks_of_all_nodes() {
+    let silent_for = 3 * Limits { hang_timeout: None, ..LIMITS }.usual();
+    let mut observer = observer(silent_for);
+    let board = Arc::new(EvidenceBoard::fake(2));
+    (observer.limits.hang_timeout, observer.board) = (None, Some(Arc::clone(&board)));
+    let now = Instant::now();
+    let other = RankEvidence::new(Rank(1), now - silent_for);
+    board.receive(NodeRank(1), NodeEvidence::new(3, 1, &[other], now).to_json());
+    let silent = std::mem::replace(&mut observer.ranks, vec![RankEvidence::new(Rank(0), now - silent_for)]);
+    assert_eq!((observer.judge_all(now), board.published()), (Verdict::NotEnoughEvidence, 0));
+    observer.ranks = silent;
+    let Verdict::Hang(hang) = observer.judge_all(now) else { panic!("no hang") };
+    let ranks: Vec<Rank> = hang.silent.iter().map(|status| status.rank).collect();
+    assert_eq!((ranks, hang.has_other_nodes, board.published()), (vec![Rank(0), Rank(1)], false, 1));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Asks NCCL's RAS subsystem for the counts of all communicators. Its listener is in the workers, all on one port of this
-//! node, and any of them answers for the whole job. One that is stopped may take the connection: then another is tried.
+//! node, and each of them answers for the whole job. A process that is stopped may take the connection: then another is tried.
 #![expect(clippy::disallowed_methods, reason = "the deadline is measured here")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,7 +103,7 @@ fn own_hosts(processes: &BTreeMap<RasProcess, Groups>, workers: &[Option<Pid>]) 
     let hosts: BTreeSet<&String> = processes.keys().map(|(host, _)| host).collect();
     let is_ours = |host: &&&String| match host.parse::<IpAddr>() {
         Ok(address) => std::net::UdpSocket::bind((address, 0)).is_ok(),
-        // A name is believed if no other host is there, or if all workers are on it.
+        // A name counts as ours if no other host is there, or if all workers are on it.
         Err(_) => {
             hosts.len() == 1
                 || workers
@@ -133,7 +133,7 @@ fn try_fetch(port: u16, deadline: Instant) -> io::Result<Vec<u8>> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let first = deadline.min(Instant::now() + FIRST_ANSWER);
     let mut connection =
-        Connection { stream: TcpStream::connect_timeout(&address, until(first)?)?, read: Vec::new() };
+        RasConnection { stream: TcpStream::connect_timeout(&address, until(first)?)?, read: Vec::new() };
     connection.command("CLIENT PROTOCOL 2", "SERVER PROTOCOL ", first)?;
     connection.command(&format!("TIMEOUT {COLLECTION}"), "OK", deadline)?;
     // Before 2.28.7 there is no such command.
@@ -150,13 +150,13 @@ fn until(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-struct Connection {
+struct RasConnection {
     stream: TcpStream,
     /// What has come and is not used yet.
     read: Vec<u8>,
 }
 
-impl Connection {
+impl RasConnection {
     fn command(&mut self, command: &str, expected: &str, deadline: Instant) -> io::Result<()> {
         self.send(command, deadline)?;
         let answer = loop {

@@ -70,8 +70,6 @@ pub struct Setup {
     pub version: String,
     /// `--max-restarts`
     pub max_restarts: RestartCount,
-    /// The nodes tell each other of the progress of their ranks: `--hang-timeout` is given.
-    pub shares_evidence: bool,
 }
 
 /// The rendezvous, as the agent has it. Only [`Self::open`] and [`Self::end`] wait.

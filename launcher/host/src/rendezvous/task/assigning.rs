@@ -173,14 +173,13 @@ impl RendezvousTask {
         }
     }
 
-    /// The nodes tell each other of the progress of their ranks, if this node judges it.
+    /// The nodes tell each other of the progress of their ranks.
     fn begin_evidence_exchange(
         &self,
         round: &Round,
         membership: &mut Membership,
     ) -> Option<Arc<EvidenceBoard>> {
-        let is_shared = self.plan.shares_evidence && round.nodes > NodeCount::ONE;
-        let board = is_shared.then(|| Arc::new(EvidenceBoard::new(round)))?;
+        let board = (round.nodes > NodeCount::ONE).then(|| Arc::new(EvidenceBoard::new(round)))?;
         let (connection, keys) = (self.exchange_connection(), self.plan.keys.clone());
         membership.evidence_exchange = Some(EvidenceExchange::start(Arc::clone(&board), connection, keys));
         Some(board)

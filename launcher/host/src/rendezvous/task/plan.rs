@@ -44,7 +44,6 @@ pub(super) struct Plan {
     pub(super) host: String,
     pub(super) nonce: u32,
     pub(super) max_restarts: RestartCount,
-    pub(super) shares_evidence: bool,
     /// The process on node rank 0 that opens the training store.
     pub(super) training_store_host: StoreHost,
     /// How long a node that has succeeded waits for nodes without heartbeats.
@@ -65,8 +64,7 @@ pub(super) struct StaticPlan {
 impl Plan {
     /// The settings, and whether the user said that this node hosts.
     pub(super) fn of(setup: Setup) -> (Self, Option<bool>) {
-        let Setup { spec, network, role, workers: _, entrypoint, version, max_restarts, shares_evidence } =
-            setup;
+        let Setup { spec, network, role, workers: _, entrypoint, version, max_restarts } = setup;
         let standalone = || StoreEndpoint { host: "localhost".to_owned(), port: 0 };
         let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
         let mut plan = Self {
@@ -85,7 +83,6 @@ impl Plan {
             host: short_hostname(),
             nonce,
             max_restarts,
-            shares_evidence,
             training_store_host: spec.store().host,
             exit_barrier: EXIT_BARRIER,
             static_job: None,

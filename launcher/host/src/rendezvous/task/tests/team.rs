@@ -80,7 +80,6 @@ impl Job {
             entrypoint: self.program.to_owned(),
             version: "1.2.3".to_owned(),
             max_restarts: RestartCount(0),
-            shares_evidence: false,
         }
     }
 
