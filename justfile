@@ -28,7 +28,8 @@ wheel:
 ci:
     .ci/run
 
-# The big counts with random cases, Miri, an emulated machine, the licences and advisories of dependencies, and an old PyTorch.
+# The big counts with random cases, Miri, an emulated machine, the licences and advisories of dependencies, an old PyTorch, and
+# the oldest and the newest Python.
 nightly:
     @command -v cargo-deny >/dev/null || { echo 'error: cargo-deny is not installed' >&2; echo 'hint: cargo install --locked cargo-deny' >&2; exit 1; }
     RANKRUN_SOAK=1 tests/run
@@ -36,6 +37,7 @@ nightly:
     tests/aarch64
     cargo deny check
     RANKRUN_TEST_TORCH=2.4.1 tests/run torch
+    tests/pythons
 
 # Launch, restart and output beside torchrun's. docs/performance.md has the command of each figure.
 bench:
