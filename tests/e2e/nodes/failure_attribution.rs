@@ -88,6 +88,28 @@ fn failure_on_far_node_charges_its_restart() {
     super::report_soak("restarts of the node of the failure", done);
 }
 
+/// With `--log-from first-failure` one node of many tells the whole story.
+#[test]
+fn report_is_printed_on_the_node_of_the_first_failure_alone() {
+    if !is_rankrun() {
+        return;
+    }
+    let Some(fleet) = Fleet::start(3) else { return };
+    let start = |host| {
+        let launch = c10d(Name::Rankrun, ENDPOINT, "3").args(["--log-from", "first-failure"]);
+        fleet.on(host, training(launch, 2)).start()
+    };
+    let outcomes: Vec<_> = fleet.hosts().map(start).collect::<Vec<_>>().into_iter().map(Job::wait).collect();
+    let (last_lines, first) =
+        ("failed before step 6, as asked", "(th3, 198.18.0.13) failed first: exit code");
+    for outcome in &outcomes[..2] {
+        outcome.expect_exit_code(1).expect_stderr(first).expect_stderr("says more");
+        outcome.expect_absent("last lines:").expect_absent("  worker  ");
+    }
+    outcomes[2].expect_exit_code(1).expect_stderr(last_lines).expect_stderr("  worker  ");
+    fleet.is_empty();
+}
+
 #[test]
 fn final_failure_on_far_node_is_named_on_every_node() {
     if !is_rankrun() {

@@ -49,10 +49,24 @@ pub struct IndependentOptions {
     /// the first failure with its exception, hang, stacks and last lines. Each node writes its own file
     #[arg(long, value_name = "FILE", help_heading = "Output and logs")]
     pub report: Option<ReportFile>,
+    /// On several nodes, the nodes that print the report of a worker that failed first: all of them, or the node of
+    /// that worker alone, while the others print one line [default: all]
+    #[arg(long, value_name = "NODES", help_heading = "Output and logs")]
+    pub log_from: Option<LogFrom>,
     /// Where heartbeats come from, beside the program: trainer answers the Kubeflow callback of Hugging Face's Trainer
     /// in rank 0, so a training sends its steps without a change [default: the program alone]
     #[arg(long, help_heading = "Stopping")]
     pub progress: Option<ProgressSource>,
+}
+
+/// The nodes that print the report of a worker that failed first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFrom {
+    /// Every node of the job.
+    All,
+    /// The node of that worker.
+    FirstFailure,
 }
 
 /// Where heartbeats come from, beside the program.

@@ -19,6 +19,7 @@ use rankrun_core::agent::message::JobOutcome;
 use rankrun_core::exit_code::ExitStatus;
 use rankrun_core::posix::{Exit, Pid};
 use rankrun_core::rendezvous::{FailureNote, RendezvousEnd};
+use rankrun_core::spec::options::LogFrom;
 use rankrun_core::spec::{CliFlavor, LaunchSpec};
 
 /// Settings of the final report that the job itself does not need.
@@ -29,6 +30,7 @@ pub(super) struct FinalReport {
     parent_file: Option<PathBuf>,
     report_file: Option<PathBuf>,
     launcher: Pid,
+    log_from: Option<LogFrom>,
 }
 
 /// The failure of a worker of this node, as console and report file show it.
@@ -48,6 +50,7 @@ impl FinalReport {
             parent_file: spec.parent_error_file.clone(),
             report_file: spec.options.report.as_ref().map(|file| file.0.clone()),
             launcher,
+            log_from: spec.options.log_from,
         }
     }
 
@@ -85,6 +88,12 @@ impl FinalReport {
         user_log: &UserLog,
     ) -> ShownTexts {
         let mut shown = ShownTexts::default();
+        if self.log_from == Some(LogFrom::FirstFailure)
+            && let Some(note @ FailureNote::Worker(failed)) = remote_cause(outcome, workers)
+        {
+            user_log.failure(&nodes::first_failure(failed), Some(&nodes::hint(note)));
+            return shown;
+        }
         let summary = summary.or_else(|| self.summarize(outcome, workers));
         match (&outcome.failure, outcome.stopped_by, self.cli_flavor) {
             (Some(failure), ..) => {

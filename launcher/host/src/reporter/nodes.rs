@@ -175,7 +175,7 @@ pub(crate) fn first_cause(note: &FailureNote) -> String {
         }
         FailureNote::Worker(failed) => failed,
     };
-    let mut text = format!("{} failed first: {}\n", worker(failed), plain(&failed.ended));
+    let mut text = first_failure(failed) + "\n";
     text.push_str(&format!(
         "  worker    rank {}, local rank {}, pid {}\n",
         failed.rank, failed.local_rank, failed.pid
@@ -192,6 +192,12 @@ pub(crate) fn first_cause(note: &FailureNote) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Which worker failed first and how it ended, as one line.
+#[must_use]
+pub(crate) fn first_failure(failed: &WorkerFailure) -> String {
+    format!("{} failed first: {}", worker(failed), plain(&failed.ended))
 }
 
 /// Where the rest of the story is.
