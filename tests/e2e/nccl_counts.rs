@@ -13,7 +13,7 @@ rank, folder, mode = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
 host, port = os.environ["NCCL_RAS_ADDR"].split(":")
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-server.bind(("127.0.0.1", int(port)))
+server.bind((host, int(port)))
 server.listen()
 with open(f"{folder}/{rank}.part", "w") as file:
     file.write(str(os.getpid()))
@@ -130,7 +130,7 @@ fn address_of_the_user_and_switch_are_kept() {
         outcome.expect_exit_code(0);
         outcome.lines_with("address ").concat()
     };
-    assert!(show("", "", &[]).contains("address localhost:"));
+    assert!(show("", "", &[]).contains("address 127.0.0.1:"));
     assert!(show("NCCL_RAS_ADDR", "localhost:7", &[]).contains("address localhost:7"));
     assert!(show("NCCL_RAS_ENABLE", "0", &[]).contains("address None"));
     assert!(show("", "", &["--no-hooks"]).contains("address None"));

@@ -217,13 +217,14 @@ fn gpu_ids_reach_workers_as_under_accelerate() {
     let mut old_driver = Machine::gpus(2).with_driver("535.54.03");
     (0..2).for_each(|at| name.clone_into(&mut old_driver.card(at).name));
     let cases = [
-        on("0,1").differs(&["CUDA_DEVICE_ORDER"]),
-        on("2,0").inheriting("CUDA_VISIBLE_DEVICES", "3,1").differs(&["CUDA_DEVICE_ORDER"]),
-        on("all").inheriting("CUDA_VISIBLE_DEVICES", "3,1"),
-        case(TWO, "")
-            .on(old_driver)
-            .inheriting("PATH", path_with(&bin))
-            .differs(&["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"]),
+        on("0,1").differs(&["CUDA_DEVICE_ORDER", "NCCL_RAS_ADDR"]),
+        on("2,0").inheriting("CUDA_VISIBLE_DEVICES", "3,1").differs(&["CUDA_DEVICE_ORDER", "NCCL_RAS_ADDR"]),
+        on("all").inheriting("CUDA_VISIBLE_DEVICES", "3,1").differs(&["NCCL_RAS_ADDR"]),
+        case(TWO, "").on(old_driver).inheriting("PATH", path_with(&bin)).differs(&[
+            "NCCL_P2P_DISABLE",
+            "NCCL_IB_DISABLE",
+            "NCCL_RAS_ADDR",
+        ]),
     ];
     ACCELERATE.compare(&cases, &scratch);
 }

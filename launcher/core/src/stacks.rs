@@ -138,6 +138,14 @@ impl Frame {
             && !FOREIGN.iter().any(|part| self.file.contains(part))
     }
 
+    /// Whether it may be a function of another crate in a Rust program without debug information: its file is then that
+    /// of the program, and only the name of its crate differs from the program's.
+    #[must_use]
+    pub fn may_be_of_linked_crate(&self) -> bool {
+        let program = self.file.rsplit('/').next().unwrap_or_default().replace('-', "_");
+        self.line == 0 && self.function.split_once("::").is_none_or(|(crate_name, _)| crate_name != program)
+    }
+
     /// Whether its function is unknown.
     #[must_use]
     pub fn is_unnamed(&self) -> bool {

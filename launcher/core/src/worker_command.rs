@@ -266,7 +266,7 @@ pub fn worker_environment(
         vars.push((env::HEARTBEAT, progress.heartbeat.clone().into()));
         vars.extend(progress.flight_recorder.iter().map(|path| (env::FLIGHT_RECORDER, path.into())));
         vars.extend(progress.page.iter().map(|path| (env::PROGRESS_PAGE, path.into())));
-        vars.extend(progress.ras_port.iter().map(|port| (RAS_ADDR, format!("localhost:{port}").into())));
+        vars.extend(progress.ras_port.iter().map(|port| (RAS_ADDR, format!("127.0.0.1:{port}").into())));
         vars.extend(progress.trainer.iter().flat_map(TrainerAccess::variables));
     }
     vars.push((NESTING, spec.nesting.clone().into()));

@@ -15,6 +15,10 @@ pub const RAS_ENABLE: &str = "NCCL_RAS_ENABLE";
 
 /// A longer answer is not read.
 pub const MAX_ANSWER: usize = 16 << 20;
+/// More communicators of a process are left out.
+const MAX_GROUPS: usize = 256;
+/// Longer names are cut.
+const MAX_NAME: usize = 128;
 
 /// A process, by the host and the pid that NCCL knows.
 pub type RasProcess = (String, i32);
@@ -52,27 +56,36 @@ pub fn groups_by_process(text: &[u8]) -> Result<BTreeMap<RasProcess, Groups>, se
     let status: Status = serde_json::from_slice(text)?;
     let mut processes: BTreeMap<RasProcess, Groups> = BTreeMap::new();
     for communicator in status.communicators {
-        let name = format!("ras:{}:{}", communicator.hash, communicator.secondary_hash);
+        let name = format!("ras:{}:{}", cut(&communicator.hash), cut(&communicator.secondary_hash));
         let common = common_counts(&communicator);
         for rank in communicator.ranks {
-            let activity = activity(&rank.collective_counts, &common);
-            processes.entry((rank.host, rank.pid)).or_default().entry(name.clone()).or_insert(activity);
+            let groups = processes.entry((cut(&rank.host), rank.pid)).or_default();
+            if groups.len() < MAX_GROUPS {
+                groups.entry(name.clone()).or_insert_with(|| activity(&rank.collective_counts, &common));
+            }
         }
     }
     Ok(processes)
 }
 
-/// How often all ranks have called each collective. Nothing if a rank is missing: it may have called fewer.
+fn cut(name: &str) -> String {
+    name.chars().take(MAX_NAME).collect()
+}
+
+/// How often all ranks have called each collective that the first one has called. Nothing if a rank is missing: it may have called fewer.
 fn common_counts(communicator: &Communicator) -> Option<BTreeMap<String, u64>> {
     let ranks = &communicator.ranks;
     if (ranks.len() as u64) < communicator.size {
         return None;
     }
-    let names = ranks.iter().flat_map(|rank| rank.collective_counts.keys());
-    let least = |name: &String| {
-        ranks.iter().map(|rank| rank.collective_counts.get(name).copied().unwrap_or_default()).min()
-    };
-    Some(names.map(|name| (name.clone(), least(name).unwrap_or_default())).collect())
+    let (first, others) = ranks.split_first()?;
+    let mut common = first.collective_counts.clone();
+    for other in others {
+        for (name, least) in &mut common {
+            *least = (*least).min(other.collective_counts.get(name).copied().unwrap_or_default());
+        }
+    }
+    Some(common)
 }
 
 fn activity(counts: &BTreeMap<String, u64>, common: &Option<BTreeMap<String, u64>>) -> GroupActivity {
@@ -80,7 +93,7 @@ fn activity(counts: &BTreeMap<String, u64>, common: &Option<BTreeMap<String, u64
         |counts: &BTreeMap<String, u64>| counts.values().fold(0_u64, |sum, it| sum.saturating_add(*it));
     let enqueued = total(counts);
     let completed = common.as_ref().map_or(enqueued, total).min(enqueued);
-    let of_all = |name: &String| common.as_ref().and_then(|common| common.get(name)).copied();
+    let of_all = |name: &String| common.as_ref().map(|common| common.get(name).copied().unwrap_or_default());
     let mut ahead = counts.iter().filter(|(name, count)| of_all(name).is_some_and(|all| **count > all));
     let recent = match (ahead.next(), ahead.next()) {
         (Some((name, _)), None) => {
@@ -168,6 +181,14 @@ mod tests {
         assert_eq!((group(&equal, 7).enqueued, group(&equal, 7).pending()), (12, None));
         let missing = answer(3, &[(7, r#""AllReduce": 12"#), (8, r#""AllReduce": 11"#)]);
         assert_eq!((group(&missing, 7).pending(), group(&missing, 8).pending()), (None, None));
+    }
+
+    #[test]
+    fn collective_that_the_first_rank_has_not_called_is_pending_on_the_other() {
+        let text = answer(2, &[(7, r#""AllReduce": 12"#), (8, r#""AllReduce": 12, "Broadcast": 1"#)]);
+        let (behind, ahead) = (group(&text, 7), group(&text, 8));
+        assert_eq!((behind.pending(), ahead.pending()), (None, Some(13)));
+        assert_eq!(ahead.collective(13).unwrap().name, "broadcast");
     }
 
     #[test]

@@ -91,7 +91,9 @@ fn python_place(worker: &WorkerStacks) -> String {
 /// The innermost call of the program's own code, and the innermost of all. `None` without a call.
 fn calls_place(frames: &[Frame]) -> Option<String> {
     let innermost = frames.first()?;
-    Some(match frames.iter().find(|frame| frame.is_of_program() && !frame.is_unnamed()) {
+    let mut own = frames.iter().filter(|frame| frame.is_of_program() && !frame.is_unnamed());
+    let first = own.clone().next();
+    Some(match own.find(|frame| !frame.may_be_of_linked_crate()).or(first) {
         Some(own) if own == innermost => innermost.title(),
         Some(own) => format!("{}, in {}", own.title(), innermost.title()),
         None => innermost.title(),
@@ -200,5 +202,16 @@ mod tests {
         worker.threads.clear();
         worker.kernel_absence = Some("`/proc` does not show it".to_owned());
         assert_eq!(place(&worker), "its Python has no hook; `/proc` does not show it");
+    }
+
+    #[test]
+    fn rust_program_without_debug_information_shows_function_of_its_own_crate() {
+        let native = |function: &str| frame(function, "/job/my-train", 0);
+        let of_library = frame("pause", "/usr/lib/libc.so.6", 0);
+        let frames = [of_library.clone(), native("nix::unistd::pause"), native("my_train::step")];
+        assert_eq!(calls_place(&frames).unwrap(), "my_train::step (my-train), in pause (libc.so.6)");
+        // A C program has no crates.
+        let frames = [of_library, native("step"), native("main")];
+        assert_eq!(calls_place(&frames).unwrap(), "step (my-train), in pause (libc.so.6)");
     }
 }

@@ -9,7 +9,7 @@ pub struct PtraceFacts {
     pub yama_mode: Option<u8>,
     /// The effective capabilities hold `CAP_SYS_PTRACE`.
     pub has_capability: bool,
-    /// A seccomp filter refuses the system calls to every process.
+    /// A seccomp filter is in force, which may refuse the system calls.
     pub is_filtered: bool,
     /// The process that traces the worker: a process has one tracer at a time.
     pub tracer: Option<i32>,
@@ -51,13 +51,15 @@ impl PtraceFacts {
     #[must_use]
     pub const fn denial(&self, is_allowed: bool) -> PtraceDenial {
         match *self {
-            Self { is_filtered: true, .. } => PtraceDenial::Seccomp,
             Self { tracer: Some(tracer), .. } => PtraceDenial::Traced { tracer },
             Self { yama_mode: Some(3..), .. } => PtraceDenial::YamaForbidden,
             Self { yama_mode: Some(2), has_capability: false, .. } => PtraceDenial::YamaAdministrators,
-            Self { yama_mode: Some(1), has_capability: false, .. } => {
+            Self { yama_mode: Some(1), has_capability: false, is_filtered, .. }
+                if !(is_allowed && is_filtered) =>
+            {
                 PtraceDenial::YamaAncestors { is_allowed }
             }
+            Self { is_filtered: true, .. } => PtraceDenial::Seccomp,
             _ => PtraceDenial::Protected,
         }
     }
@@ -67,7 +69,7 @@ impl fmt::Display for PtraceDenial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ptrace is not permitted (")?;
         match self {
-            Self::Seccomp => f.write_str("a seccomp filter of the container refuses it"),
+            Self::Seccomp => f.write_str("a seccomp filter, as a container has it, probably refuses it"),
             Self::Traced { tracer } => write!(f, "process {tracer} traces the worker"),
             Self::YamaAncestors { is_allowed: false } => {
                 f.write_str("Yama mode 1; `--allow-ptrace` permits it to the launcher")
@@ -109,6 +111,11 @@ mod tests {
         assert_eq!(yama(0), protected);
         let traced = denial(|facts| facts.tracer = Some(7));
         assert!(traced.contains("process 7 traces the worker"), "{traced}");
+        assert!(denial(|facts| facts.is_filtered = true).contains("a seccomp filter"));
+        // What Yama forbids is sure; a filter may let the calls pass.
+        let both = PtraceFacts { yama_mode: Some(1), is_filtered: true, ..PtraceFacts::default() };
+        assert_eq!(both.denial(false), PtraceDenial::YamaAncestors { is_allowed: false });
+        assert_eq!(both.denial(true), PtraceDenial::Seccomp);
     }
 
     #[test]
@@ -126,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn capability_rules_out_yama_but_for_mode_3_and_filter_is_surest() {
+    fn capability_rules_out_yama_but_for_mode_3() {
         let of = |mode, has_capability, is_filtered| {
             PtraceFacts { yama_mode: Some(mode), has_capability, is_filtered, ..PtraceFacts::default() }
                 .denial(false)
@@ -134,6 +141,7 @@ mod tests {
         assert_eq!(of(1, true, false), PtraceDenial::Protected);
         assert_eq!(of(2, true, false), PtraceDenial::Protected);
         assert_eq!(of(3, true, false), PtraceDenial::YamaForbidden);
-        assert_eq!(of(3, false, true), PtraceDenial::Seccomp);
+        assert_eq!(of(3, true, true), PtraceDenial::YamaForbidden);
+        assert_eq!(of(1, true, true), PtraceDenial::Seccomp);
     }
 }

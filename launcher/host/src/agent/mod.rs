@@ -363,7 +363,10 @@ impl<'a> Agent<'a> {
 
     /// No worker of the generation is left.
     fn end_generation(&mut self, generation: Generation) {
-        self.ended_watch = self.progress_watch.take().and_then(ProgressWatch::end);
+        // Asked for again where a worker leaves processes behind.
+        if let Some(watch) = self.progress_watch.take() {
+            self.ended_watch = watch.end();
+        }
         self.drop_progress_channels();
         self.pending_hang = None;
         self.workers.end_streams(generation);

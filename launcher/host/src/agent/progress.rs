@@ -45,7 +45,8 @@ impl Agent<'_> {
                 ProgressProbe::start(generation, exception.clone(), move || probe_folder(&folder))
             }
             None => ProgressProbe::start(generation, exception.clone(), move || {
-                Some(ProgressMark::Step(ended_watch.as_ref().and_then(EndedWatch::highest_step)))
+                let step = ended_watch.as_ref().map_or(Ok(None), EndedWatch::highest_step);
+                step.ok().map(ProgressMark::Step)
             }),
         };
         self.progress_probe.is_none().then_some(Input::ProgressProbed { generation, mark: None, exception })

@@ -6,7 +6,7 @@ use std::io;
 use std::mem::{Discriminant, discriminant};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,11 +86,15 @@ pub(crate) struct EndedWatch {
 }
 
 impl EndedWatch {
-    /// The highest step of all heartbeats, if there were any. The thread reads the last ones before it ends, which is waited for:
-    /// it may be with a flight recorder that does not answer.
-    pub(crate) fn highest_step(&self) -> Option<u64> {
-        let _ = self.is_running.recv_timeout(LAST_READ);
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The highest step of all heartbeats, if there were any; `Err` if the thread has not read the last ones in time. It may
+    /// wait for a flight recorder that does not answer.
+    pub(crate) fn highest_step(&self) -> Result<Option<u64>, RecvTimeoutError> {
+        match self.is_running.recv_timeout(LAST_READ) {
+            Err(error @ RecvTimeoutError::Timeout) => Err(error),
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => {
+                Ok(*self.step.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
     }
 }
 

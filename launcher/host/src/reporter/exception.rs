@@ -62,30 +62,43 @@ pub(crate) fn exception_of_message(message: &str) -> WorkerException {
 }
 
 /// The exception of the last traceback in a worker's last lines. Lines between its own are passed over: other threads and
-/// standard output write beside it.
+/// standard output write beside it. Of an exception group it is the group. An exception that Python ignores or that ends a
+/// thread alone does not count.
 #[must_use]
 pub(crate) fn exception_in_output(lines: &[String]) -> Option<WorkerException> {
-    let (mut found, mut frame, mut is_inside, mut was_indented) = (None, None, false, false);
+    let (mut found, mut frame, mut was_indented) = (None, None, false);
+    // The first lines of a long traceback may be cut off.
+    let (mut is_inside, mut may_be_cut, mut is_passed_over) = (false, true, false);
     for line in lines.iter().map(|line| without_rank(line)).filter(|line| !line.trim().is_empty()) {
+        let Some(line) = outside_of_groups(line) else { continue };
         let is_indented = line.starts_with([' ', '\t']);
         if line.ends_with("Traceback (most recent call last):") {
-            (is_inside, frame) = (true, None);
+            (is_inside, may_be_cut, frame) = (!is_passed_over, false, None);
         } else if is_indented {
-            if let Some(call) = parse_frame(line) {
-                // The first lines of a long traceback may be cut off.
-                (is_inside, frame) = (true, Some(call));
-            }
+            let call = parse_frame(line).filter(|_| is_inside || may_be_cut);
+            is_inside |= call.is_some();
+            frame = call.or(frame);
         } else if is_inside
+            && frame.is_some()
             && (was_indented || is_exception(line))
             && let Some((kind, text)) = split_exception(line)
         {
             let message = Some(text.to_owned()).filter(|text| !text.is_empty());
             found = Some(WorkerException { kind: Some(kind.to_owned()), message, frame: frame.take() });
-            is_inside = false;
+            // What looks like a call may be part of the message.
+            (is_inside, may_be_cut) = (false, false);
         }
+        is_passed_over = line.starts_with("Exception ignored ") || line.starts_with("Exception in thread ");
         was_indented = is_indented;
     }
     found
+}
+
+/// The line without the mark of an exception group; `None` for a line of an exception in a group.
+fn outside_of_groups(line: &str) -> Option<&str> {
+    let inner = line.strip_prefix("  | ").or_else(|| line.strip_prefix("  + "));
+    let is_deeper = |line: &str| line.starts_with("  ") && line.trim_start().starts_with(['|', '+']);
+    inner.or_else(|| Some(line).filter(|line| !is_deeper(line)))
 }
 
 /// The last call that a traceback of Python lists.
@@ -107,6 +120,7 @@ fn split_exception(line: &str) -> Option<(&str, &str)> {
     let is_name = |part: &str| {
         part.starts_with(|letter: char| letter.is_alphabetic() || letter == '_')
             && part.chars().all(|letter| letter.is_alphanumeric() || letter == '_')
+            || part == "<locals>"
     };
     let is_text = text.is_empty() || text.starts_with([' ', '\n']);
     (is_text && kind.trim_end().split('.').all(is_name)).then(|| (kind.trim_end(), text.trim()))
@@ -170,6 +184,43 @@ ValueError: no data
         let text = "  File \"/job/a b.py\", line 3\n    def (\n        ^\nSyntaxError: invalid syntax\n";
         let expected = exception("SyntaxError", Some("invalid syntax"), Some(("/job/a b.py", 3, "")));
         assert_eq!(in_output(text), Some(expected));
+    }
+
+    #[test]
+    fn exception_group_is_the_group_itself() {
+        let text = "  + Exception Group Traceback (most recent call last):\n  |   File \"/job/train.py\", line 9, in <module>\n  \
+                    |     main()\n  | ExceptionGroup: two (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n    | \
+                    Traceback (most recent call last):\n    |   File \"/job/data.py\", line 3, in load\n    | ValueError: a\n    \
+                    +------------------------------------\nINFO: bye\n";
+        let expected = exception(
+            "ExceptionGroup",
+            Some("two (2 sub-exceptions)"),
+            Some(("/job/train.py", 9, "<module>")),
+        );
+        assert_eq!(in_output(text), Some(expected));
+    }
+
+    #[test]
+    fn ignored_exception_and_that_of_a_thread_do_not_replace_the_cause() {
+        let expected = in_output(TRACEBACK);
+        for before in
+            ["Exception ignored in: <function A.__del__ at 0x7f>", "Exception in thread Thread-1 (run):"]
+        {
+            let other = "Traceback (most recent call last):\n  File \"/job/a.py\", line 2, in other\nAttributeError: x\n";
+            assert_eq!(in_output(&format!("{TRACEBACK}{before}\n{other}")), expected);
+        }
+    }
+
+    #[test]
+    fn message_of_several_lines_forges_no_other_exception() {
+        let text = TRACEBACK.to_owned() + "Status: 7\n  File \"/etc/passwd\", line 3, in evil\nKeyError: x\n";
+        assert_eq!(in_output(&text), in_output(TRACEBACK));
+    }
+
+    #[test]
+    fn class_in_a_function_is_a_type() {
+        let text = TRACEBACK.replace("ValueError: no data", "mine.f.<locals>.MyError: no data");
+        assert_eq!(in_output(&text).unwrap().kind.as_deref(), Some("mine.f.<locals>.MyError"));
     }
 
     #[test]

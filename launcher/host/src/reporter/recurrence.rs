@@ -8,8 +8,8 @@ use rankrun_core::spec::restart::FailureCause;
 #[must_use]
 pub(crate) fn recurrence_text(recurrence: &Recurrence) -> String {
     format!(
-        "the same failure for the {} time in a row: {}; whether the job makes progress is unknown: add `--progress-dir` or send \
-         heartbeats",
+        "the same failure for the {} time in a row: {}; nothing shows whether the job makes progress: neither `--progress-dir` \
+         nor a heartbeat",
         ordinal(recurrence.restarts.saturating_add(1)),
         signature_text(&recurrence.signature)
     )
@@ -65,20 +65,24 @@ mod tests {
         let stopped = |kind, cause| FailureSignature::Stopped { rank: Rank(3), kind, cause };
         let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         for (signature, restarts, expected) in [
-            (raised(frame("load")), 2, "3rd time in a row: ValueError in load (data.py:17); whether"),
-            (raised(frame("<module>")), 1, "2nd time in a row: ValueError at data.py:17; whether"),
-            (raised(None), 10, "11th time in a row: ValueError; whether"),
-            (exit(Exit::Code(5), None), 20, "21st time in a row: rank 3: exit code 5; whether"),
+            (raised(frame("load")), 2, "3rd time in a row: ValueError in load (data.py:17); nothing shows"),
+            (raised(frame("<module>")), 1, "2nd time in a row: ValueError at data.py:17; nothing shows"),
+            (raised(None), 10, "11th time in a row: ValueError; nothing shows"),
+            (exit(Exit::Code(5), None), 20, "21st time in a row: rank 3: exit code 5; nothing shows"),
             (
                 exit(killed, Some(FailureCause::Oom)),
                 3,
-                "4th time in a row: rank 3 ran out of memory; whether",
+                "4th time in a row: rank 3 ran out of memory; nothing shows",
             ),
-            (stopped(FailureKind::Hang, Some(FailureCause::Hang)), 3, "rank 3 makes no progress; whether"),
+            (
+                stopped(FailureKind::Hang, Some(FailureCause::Hang)),
+                3,
+                "rank 3 makes no progress; nothing shows",
+            ),
             (
                 stopped(FailureKind::Hang, Some(FailureCause::Desync)),
                 3,
-                "call different collectives; whether",
+                "call different collectives; nothing shows",
             ),
         ] {
             let text = text(signature, restarts);

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use rankrun_core::exit_code::USAGE;
 use rankrun_core::stacks::PythonThread;
+use serde::{Deserialize, Serialize};
 
 use crate::process::probe::become_probe;
 
@@ -15,7 +16,16 @@ use crate::process::probe::become_probe;
 pub(super) const PYTHON_READER_ARGUMENT: &str = "--rankrun-python-stacks=";
 
 /// What the child writes on its output, as JSON; the error in the words of the crate.
-pub(super) type PythonAnswer = Result<Vec<PythonThread>, String>;
+pub(super) type PythonAnswer = Result<PythonStacks, String>;
+
+/// The stacks of one process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PythonStacks {
+    /// The main thread last.
+    pub(super) threads: Vec<PythonThread>,
+    /// It has more threads or more calls.
+    pub(super) is_cut: bool,
+}
 
 /// How an answer with stacks begins.
 pub(super) const FOUND: &[u8] = b"{\"Ok\":";
@@ -61,7 +71,7 @@ fn read_python_stacks(pid: i32) -> PythonAnswer {
         tries += 1;
         let read = PythonSpy::new(pid, &config).and_then(|mut process| process.get_stack_traces());
         let problem = match read {
-            Ok(traces) if !traces.is_empty() => return Ok(python_threads(traces, pid)),
+            Ok(traces) if !traces.is_empty() => return Ok(python_stacks(traces, pid)),
             Ok(_) => "Python has no thread".to_owned(),
             Err(error) => format!("{error:#}").lines().next().unwrap_or_default().to_owned(),
         };
@@ -74,13 +84,14 @@ fn read_python_stacks(pid: i32) -> PythonAnswer {
 
 /// The main thread last, as in a dump of `faulthandler`.
 #[cfg(feature = "py-spy")]
-fn python_threads(mut traces: Vec<py_spy::StackTrace>, pid: i32) -> Vec<PythonThread> {
+fn python_stacks(mut traces: Vec<py_spy::StackTrace>, pid: i32) -> PythonStacks {
     use rankrun_core::stacks::Frame;
 
     /// As many as a dump of `faulthandler` has.
     const MAX_THREADS: usize = 100;
     const MAX_FRAMES: usize = 100;
 
+    let is_cut = traces.len() > MAX_THREADS || traces.iter().any(|trace| trace.frames.len() > MAX_FRAMES);
     let is_main = |trace: &py_spy::StackTrace| trace.os_thread_id == u64::try_from(pid).ok();
     traces.sort_by_key(is_main);
     traces.drain(..traces.len().saturating_sub(MAX_THREADS));
@@ -95,7 +106,7 @@ fn python_threads(mut traces: Vec<py_spy::StackTrace>, pid: i32) -> Vec<PythonTh
         is_current: false,
         frames: trace.frames.into_iter().take(MAX_FRAMES).map(frame).collect(),
     };
-    traces.into_iter().map(thread).collect()
+    PythonStacks { threads: traces.into_iter().map(thread).collect(), is_cut }
 }
 
 #[cfg(not(feature = "py-spy"))]

@@ -10,10 +10,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rankrun_core::posix::Pid;
+use rankrun_contract::env::KEEP;
+use rankrun_core::posix::{Exit, Pid};
 use rankrun_core::stacks::eu_stack::{MAX_FRAMES, parse_native_threads};
 use rankrun_core::stacks::ptrace::is_denial_text;
-use rankrun_core::stacks::{PythonThread, StackSource, WorkerStacks};
+use rankrun_core::stacks::{StackSource, WorkerStacks};
 use rankrun_core::worker_command::WorkerCommand;
 
 use super::ptrace_facts::ptrace_facts;
@@ -53,8 +54,11 @@ impl StackTools {
         eu_stack: Option<PathBuf>,
         python_reader: fn(Pid, Vec<CString>) -> io::Result<WorkerCommand>,
     ) -> Self {
-        let kept = std::env::vars_os().filter(|(name, _)| name != ASKS_SERVERS && name != LOCALE);
-        let variables = kept.chain([(LOCALE.into(), "C".into())]);
+        let changed = [(LOCALE, "C"), (KEEP, "1")];
+        let kept = std::env::vars_os()
+            .filter(|(name, _)| name != ASKS_SERVERS && changed.iter().all(|(changed, _)| name != changed));
+        // A worker that ends meanwhile has not left the tool behind: it is not waited for.
+        let variables = kept.chain(changed.map(|(name, value)| (name.into(), value.into())));
         let variable = |(name, value): (OsString, OsString)| {
             CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
         };
@@ -162,18 +166,16 @@ impl ToolRuns {
         let why_denied = || ptrace_facts(pid).denial(names_tracer).to_string();
         let native = native.and_then(|run| {
             let output = run.finish(until);
-            let threads = parse_native_threads(&output.stdout);
-            if !threads.is_empty() && matches!(output.end, ToolEnd::Exited(_)) {
-                return Ok(threads);
-            }
-            if is_denial_text(&output.error) {
-                return Err(why_denied());
-            }
-            // A tracer that is killed leaves its tracee stopped (ptrace(2), PTRACE_ATTACH).
-            if !was_stopped {
+            // A tracer that ends by a signal leaves its tracee stopped (ptrace(2), PTRACE_ATTACH).
+            let has_detached = matches!(output.end, ToolEnd::Exited(Some(Exit::Code(_))));
+            if !has_detached && !was_stopped {
                 let _ = process.send(libc::SIGCONT);
             }
-            if threads.is_empty() { Err(format!("eu-stack: {}", output.problem())) } else { Ok(threads) }
+            match parse_native_threads(&output.stdout) {
+                threads if !threads.is_empty() => Ok(threads),
+                _ if is_denial_text(&output.error) => Err(why_denied()),
+                _ => Err(format!("eu-stack: {}", output.problem())),
+            }
         });
         match native {
             Ok(threads) => {
@@ -185,10 +187,10 @@ impl ToolRuns {
             Err(why) => stacks.native_absence = Some(why),
         }
         let Some(python) = python.filter(|_| stacks.python.is_empty()) else { return };
-        let python = python.and_then(|run| python_threads(&run.finish(until), why_denied));
+        let python = python.and_then(|run| python_stacks(&run.finish(until), why_denied));
         match python {
-            Ok(threads) => {
-                stacks.python = threads;
+            Ok(found) => {
+                (stacks.python, stacks.is_python_cut) = (found.threads, found.is_cut);
                 stacks.python_source = Some(StackSource::PySpy);
                 stacks.python_absence = None;
             }
@@ -210,12 +212,9 @@ impl ToolRuns {
     }
 }
 
-fn python_threads(
-    output: &ToolOutput,
-    why_denied: impl FnOnce() -> String,
-) -> Result<Vec<PythonThread>, String> {
+fn python_stacks(output: &ToolOutput, why_denied: impl FnOnce() -> String) -> PythonAnswer {
     match serde_json::from_slice::<PythonAnswer>(&output.stdout) {
-        Ok(Ok(threads)) if !threads.is_empty() => Ok(threads),
+        Ok(Ok(found)) if !found.threads.is_empty() => Ok(found),
         Ok(Err(text)) if is_denial_text(&text) => Err(why_denied()),
         Ok(Err(text)) => Err(text),
         Ok(Ok(_)) => Err("it has written no stack".to_owned()),

@@ -173,6 +173,27 @@ fn eu_stack_that_hangs_is_killed_and_leaves_no_worker_stopped() {
     }
 }
 
+/// A crash behind the first thread too.
+#[test]
+fn eu_stack_that_crashes_leaves_no_worker_stopped() {
+    let worker = Worker::start("cat");
+    let script = "echo \"TID $6:\"; echo '#0  0x1 wait - /lib/libc.so.6'; kill -STOP $6; kill -SEGV $$";
+    let stacks = worker.stacks(&worker.eu_stack(script), ENOUGH);
+    assert_eq!(stacks.native_absence, None, "what it has written counts");
+    let until = Instant::now() + ENOUGH;
+    while worker.state() != "S" {
+        assert!(Instant::now() < until, "worker in state {}", worker.state());
+        std::thread::yield_now();
+    }
+}
+
+/// A worker that ends meanwhile has not left them behind.
+#[test]
+fn tools_are_marked_as_no_leftovers() {
+    let absence = native_absence("echo \"keep $RANKRUN_KEEP\" >&2; exit 2", ENOUGH);
+    assert_eq!(absence, "eu-stack: keep 1");
+}
+
 #[test]
 fn worker_that_was_stopped_stays_stopped() {
     let worker = Worker::start("cat");
@@ -190,13 +211,13 @@ fn worker_that_was_stopped_stays_stopped() {
 fn stack_of_python_reader_takes_the_place_of_its_handlers() {
     let stacks = python_of(
         |_, envp| {
-            let threads = r#"{"Ok":[{"id":"7f","name":null,"is_current":false,"frames":[{"function":"f","file":"/u/a.py","line":3}]}]}"#;
+            let threads = r#"{"Ok":{"threads":[{"id":"7f","name":null,"is_current":false,"frames":[{"function":"f","file":"/u/a.py","line":3}]}],"is_cut":true}}"#;
             reader(&format!("echo '{threads}'"), envp)
         },
         ENOUGH,
     );
     assert_eq!((stacks.python_source, stacks.python_absence.as_deref()), (Some(StackSource::PySpy), None));
-    assert_eq!(stacks.main_frames()[0].title(), "f (a.py:3)");
+    assert_eq!((stacks.main_frames()[0].title(), stacks.is_python_cut), ("f (a.py:3)".to_owned(), true));
 }
 
 #[test]
