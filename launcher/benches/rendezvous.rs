@@ -127,7 +127,7 @@ fn free_port() -> u16 {
 
 fn join(agents: &[NetworkRendezvous]) {
     for agent in agents {
-        agent.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+        agent.send_command(JOIN);
     }
 }
 
@@ -166,6 +166,9 @@ fn end(agents: Vec<NetworkRendezvous>) {
     }
 }
 
+const JOIN: RendezvousCommand =
+    RendezvousCommand::Join { workers: LocalWorldSize::ONE, leaves_if_possible: false };
+
 /// A job of so many agents.
 fn job(count: u32) -> Times {
     let port = free_port();
@@ -199,14 +202,14 @@ fn job(count: u32) -> Times {
 fn newcomer() -> f64 {
     let port = free_port();
     let first = NetworkRendezvous::open(setup(port, 1, 2)).unwrap();
-    first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    first.send_command(JOIN);
     // No other agent joins: the last call is over only when it was given.
     joined(&first);
     let start = Instant::now();
     let second = NetworkRendezvous::open(setup(port, 1, 2)).unwrap();
-    second.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    second.send_command(JOIN);
     assert!(matches!(next_event(&first), RendezvousEvent::Changed(_)));
-    first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    first.send_command(JOIN);
     assert_eq!(joined(&second).nodes.get(), 2);
     let took = millis(start);
     end(vec![first, second]);

@@ -100,6 +100,7 @@ pub fn main() -> ExitCode {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
             run_launch(*launch, &facts, foreign_python, startup)
         }
+        Ok(Command::Excluded(name)) => reporter::report_excluded_node(&name),
         Ok(Command::Explain(mut question)) => {
             question.notices.splice(..0, remarks.into_iter().map(Notice::OfOtherLauncher));
             question.read_as = read_as;

@@ -48,7 +48,7 @@ const RESTART: [(&str, &str); 9] = [
     ("progress-restarts", "progress-restarts"),
 ];
 const STOP: [(&str, &str); 2] = [("grace", "grace"), ("leftover", "leftover-grace")];
-const NODES: [(&str, &str); 12] = [
+const NODES: [(&str, &str); 14] = [
     ("nnodes", "nnodes"),
     ("node-rank", "node-rank"),
     ("backend", "rdzv-backend"),
@@ -57,6 +57,8 @@ const NODES: [(&str, &str); 12] = [
     ("join-timeout", "join-timeout"),
     ("last-call", "last-call"),
     ("lease", "lease"),
+    ("exclude", "exclude-node"),
+    ("exclude-after", "exclude-node-after"),
     ("local-addr", "local-addr"),
     ("iface", "iface"),
     ("port-range", "port-range"),

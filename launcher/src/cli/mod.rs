@@ -16,6 +16,7 @@ mod contradiction;
 mod device_request;
 mod endpoint;
 mod entrypoint;
+mod exclude_node;
 mod explain;
 mod external_worker;
 mod help;
@@ -68,6 +69,8 @@ use settings::{CommandLine, ParsedArgs, config_path, merge, parse};
 pub(crate) enum Command {
     /// Start workers.
     Launch(Box<Launch>),
+    /// Start nothing: the job is to do without this node, which has this name.
+    Excluded(String),
     /// Say what would be launched.
     Explain(Box<ExplainRequest>),
     /// Be the wrapper of a worker that was started by hand.
@@ -145,7 +148,11 @@ fn launch(
 ) -> Result<Command, CliError> {
     answer(cli_flavor, parse(cli_flavor, words)?, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
-        Ok(Command::Launch(Box::new(resolve::resolve(argv0, line, &settings)?)))
+        let launch = resolve::resolve(argv0, line, &settings)?;
+        Ok(match exclude_node::excluded_name(&settings) {
+            Some(name) => Command::Excluded(name),
+            None => Command::Launch(Box::new(launch)),
+        })
     })
 }
 

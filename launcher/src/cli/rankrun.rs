@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args};
 
+use super::exclude_node::{FailureShareText, NodeNames};
 use super::help::heading::{ADVANCED, DEVICES, NODES, OUTPUT, RESTARTS, STOPPING, WORKERS};
 use super::network::StoreLimit;
 use super::option::{Flag, OptionValue};
@@ -67,6 +68,13 @@ pub(super) struct RankrunArgs {
     /// [default: 30]
     #[arg(long, value_name = "TIME", help_heading = NODES)]
     pub(super) last_call: Option<OptionValue<PositiveTime>>,
+    /// Names of nodes that take no part in the job: a launcher on one of them ends at once, with status 0
+    #[arg(long, value_name = "NAME,…", help_heading = NODES)]
+    pub(super) exclude_node: Option<OptionValue<NodeNames>>,
+    /// This node leaves the job when its workers failed first in K of the last N restarts, if the other nodes and
+    /// the spares are enough for MIN of --nnodes. The node that hosts the store stays [default: never]
+    #[arg(long, value_name = "K/N", help_heading = NODES)]
+    pub(super) exclude_node_after: Option<OptionValue<FailureShareText>>,
     /// The network interface to the other nodes, such as eth0; lo if all nodes are on this machine. The stores
     /// listen on it alone. The workers get it as GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME and NCCL_SOCKET_IFNAME,
     /// unless these are set [default: that of the way to the endpoint, not for NCCL]
@@ -158,7 +166,7 @@ pub(super) struct RankrunArgs {
     /// fits counts
     #[arg(long, value_name = "RULES", help_heading = RESTARTS)]
     pub(super) restart_rules: Option<OptionValue<String>>,
-    /// The folder of the checkpoints; the job ends when restarts change no file in it
+    /// The folder of the checkpoints; the job ends when restarts lead to the same failure and change no file in it
     #[arg(long, value_name = "DIR", help_heading = RESTARTS)]
     pub(super) progress_dir: Option<OptionValue<OsString>>,
     /// End the job after this many restarts in a row that lead to the same failure without progress: no change in

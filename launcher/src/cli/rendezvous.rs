@@ -12,7 +12,7 @@ use rankrun_contract::rank::{NodeCount, RunId};
 use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, unknown_key_notices};
 use nodes::{Nodes, check_empty_run_id, rank_among, rank_in_order};
 pub(super) use times::LeaseTime;
-use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
+use times::{OF_C10D, OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
 use super::error::{CliError, Expected, Origin, Problem, SettingError, hint_for_port_in_host};
@@ -116,7 +116,7 @@ pub(super) fn resolve_rendezvous(
             let node_rank = rank_among(node_rank, nodes)?;
             let is_many = nodes != NodeCount::ONE;
             if is_many {
-                refuse_idle(settings, &["last-call"])?;
+                refuse_idle(settings, &OF_C10D)?;
                 add_worker_count_notice(settings, notices);
             } else {
                 refuse_idle(settings, &OF_SEVERAL_NODES)?;

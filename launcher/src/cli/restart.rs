@@ -49,7 +49,14 @@ pub(super) fn resolve_restart(
     refuse_without_restarts(settings)?;
     let value = |setting: Option<Setting<Duration>>| setting.map(|setting| setting.value);
     let rules = resolve_rules(settings, Workers { here: workers, nodes })?;
-    Ok(RestartPolicy { window: value(window), backoff, reset_after: value(reset_after), rules, progress })
+    Ok(RestartPolicy {
+        window: value(window),
+        backoff,
+        reset_after: value(reset_after),
+        rules,
+        progress,
+        exclude_node_after: settings.get(&settings.args.exclude_node_after).map(|share| share.value.0),
+    })
 }
 
 /// The job may make it later; if the name is a slip, now is the time to see it.
@@ -59,10 +66,20 @@ pub(super) fn missing_folder_notice(policy: &RestartPolicy, facts: &Facts) -> Op
     (!is_there).then(|| Notice::NoProgressFolder { folder: folder.clone() })
 }
 
+/// Options without a meaning for a job that never restarts.
+const OF_RESTARTS: [&str; 6] = [
+    "restart-window",
+    "restart-delay",
+    "restart-reset",
+    "progress-dir",
+    "progress-restarts",
+    "exclude-node-after",
+];
+
 /// A wait before restarts needs restarts. A 0 above a file counts: the command line decides.
 fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
     let most = settings.get(&settings.args.torchrun.max_restarts);
-    for option in ["restart-window", "restart-delay", "restart-reset", "progress-dir", "progress-restarts"] {
+    for option in OF_RESTARTS {
         let Some(found) = settings.find(option) else { continue };
         match &most {
             None => without_effect(found.origin, "`--max-restarts`")?,

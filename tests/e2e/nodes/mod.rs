@@ -4,6 +4,7 @@
 //! there is an error) and over connections of their own (`reduce`), and wait for the test at a gate.
 
 mod addresses;
+mod exclusion;
 mod failure_attribution;
 mod failure_cause;
 mod faults;

@@ -252,6 +252,8 @@ pub enum Action {
     Join {
         /// The number of workers of this node in the round.
         workers: LocalWorldSize,
+        /// This node leaves instead, if the other nodes are enough: its workers fail too often.
+        leaves_if_possible: bool,
     },
     /// Tell the other nodes that a worker of this node has failed.
     TellFailure {

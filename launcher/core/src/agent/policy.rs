@@ -16,7 +16,7 @@ use crate::agent::recurrence::{FailureSignature, ProgressMark, Recurrence};
 use crate::job_event::{FailureKind, NoRestart};
 use crate::posix::{Exit, Signal};
 use crate::spec::MAX_DURATION;
-use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
+use crate::spec::restart::{Backoff, Conditions, FailureShare, RestartPolicy, RestartRule, RuleAction};
 
 /// What follows a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(super) struct History {
     /// Total time without a whole generation, from its first end to the next start.
     idle: Duration,
     recurrence: Option<Recurrence>,
+    /// Whether a worker of this node failed first, for each of the last restarts after a failure.
+    first_failures: VecDeque<bool>,
 }
 
 /// The place of this node in a round.
@@ -73,6 +75,7 @@ impl History {
             ended: None,
             idle: Duration::ZERO,
             recurrence: None,
+            first_failures: VecDeque::new(),
         }
     }
 
@@ -187,6 +190,21 @@ impl History {
         } else {
             Decision::Fail(NoRestart::Window { restarts: max_restarts, window })
         }
+    }
+
+    /// A restart follows the failure of a worker, which is of this node or not.
+    pub(super) fn record_first_failure(&mut self, is_own: bool) {
+        self.first_failures.push_back(is_own);
+        if self.first_failures.len() > FailureShare::MAX_RESTARTS as usize {
+            self.first_failures.pop_front();
+        }
+    }
+
+    /// Workers of this node have failed first so often that the job is to go on without it, if it can.
+    pub(super) fn is_failing_node(&self, policy: &RestartPolicy) -> bool {
+        let Some(FailureShare { failures, restarts }) = policy.exclude_node_after else { return false };
+        let last = self.first_failures.iter().rev().take(restarts as usize);
+        last.filter(|is_own| **is_own).count() >= failures as usize
     }
 
     /// Forbids a granted restart, once the progress of the generation is recorded.

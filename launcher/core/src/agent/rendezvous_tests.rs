@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::agent::message::PeerNotice;
+use crate::exit_code::LAUNCHER_FAILED;
 use crate::rendezvous::{
     FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, WorkerFailure,
 };
+use crate::spec::restart::FailureShare;
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -106,7 +108,10 @@ fn workers_start_once_per_completed_round() {
     let at = clock();
     let mut job = node(0, CliFlavor::Rankrun);
     let actions = job.handle(at(0), Input::Ready);
-    assert_eq!(actions, [Action::Join { workers: LocalWorldSize::new(2).unwrap() }]);
+    assert_eq!(
+        actions,
+        [Action::Join { workers: LocalWorldSize::new(2).unwrap(), leaves_if_possible: false }]
+    );
     assert_eq!(job.deadline(), None, "the rendezvous has its own limits");
     let actions = job.handle(at(5), joined(0));
     assert_eq!(start(&actions), Some((0, 0, 0)), "invariant 2");
@@ -319,4 +324,51 @@ fn peer_failure_during_lost_node_query_is_reported_once() {
     let said = |actions: Vec<Action>| actions.len();
     assert_eq!(said(job.handle(at(3), peer_failed())), 1);
     assert_eq!(said(job.handle(at(3), peer_failed())), 0, "it was told twice");
+}
+
+/// Whether this node is to leave at its next restart.
+fn leaves_if_possible(actions: &[Action]) -> Option<bool> {
+    actions.iter().find_map(|action| match action {
+        Action::Join { leaves_if_possible, .. } => Some(*leaves_if_possible),
+        _ => None,
+    })
+}
+
+/// Ends both workers of this generation after a failure here, or after one on another node.
+fn fail_generation(job: &mut SweptState, generation: u32, is_own: bool, at: Instant) -> Vec<Action> {
+    let first = if is_own { exited(generation, 0, Exit::Code(3)) } else { peer_failed() };
+    let _ = job.handle(at, first);
+    if !is_own {
+        let _ = job.handle(at, exited(generation, 0, killed_by(15)));
+    }
+    let mut actions = job.handle(at, exited(generation, 1, killed_by(15)));
+    if is_own {
+        actions.extend(job.handle(at, Input::LostNodeFound(None)));
+    }
+    actions
+}
+
+#[test]
+fn node_whose_workers_fail_first_too_often_leaves_if_others_are_enough() {
+    let at = clock();
+    let mut rules = rules(2, 9, CliFlavor::Rankrun);
+    rules.restart.exclude_node_after = Some(FailureShare { failures: 2, restarts: 3 });
+    let mut job = SweptState::new(rules);
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = job.handle(at(1), joined(0));
+    // Of own and other failures two of the last three are to be own, and the last one too.
+    let failures =
+        [(true, false), (false, false), (false, false), (true, false), (false, false), (true, true)];
+    for ((generation, (is_own, leaves)), second) in (0..).zip(failures).zip(2..) {
+        let actions = fail_generation(&mut job, generation, is_own, at(second));
+        assert_eq!(leaves_if_possible(&actions), Some(leaves), "{generation}");
+        if !leaves {
+            let _ = job.handle(at(second), joined(u64::from(generation) + 1));
+        }
+    }
+    let ended = Input::RendezvousEnded(RendezvousEnd::Excluded { others: 2 });
+    let actions = job.handle(at(20), ended);
+    let end = end(&actions).unwrap();
+    assert_eq!((end.status, end.peer_notice), (ExitStatus::Code(LAUNCHER_FAILED), PeerNotice::Left));
+    assert!(end.failure.is_some(), "the report has the last failure");
 }

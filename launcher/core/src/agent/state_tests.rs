@@ -123,7 +123,7 @@ impl LocalJob {
         let (mut actions, mut answers) = (Vec::new(), Vec::new());
         for action in self.state.handle(now, input) {
             match action {
-                Action::Join { workers } => answers.push(Input::Joined(self.next_round(workers))),
+                Action::Join { workers, .. } => answers.push(Input::Joined(self.next_round(workers))),
                 Action::FindLostNode => answers.push(Input::LostNodeFound(None)),
                 Action::TellSuccess => answers.push(Input::AllSucceeded),
                 Action::TellFailure { .. } | Action::TellStop { .. } => {}

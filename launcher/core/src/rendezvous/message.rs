@@ -17,6 +17,8 @@ pub enum RendezvousCommand {
     Join {
         /// Number of workers on this node.
         workers: LocalWorldSize,
+        /// This node leaves instead, if the other nodes are enough: its workers fail too often.
+        leaves_if_possible: bool,
     },
     /// Tell the other nodes at once that a worker of this node has failed. This node's other workers are being stopped.
     Failed(FailureNote),
@@ -130,6 +132,11 @@ pub enum RendezvousEnd {
     /// The job has succeeded without this node. It was a spare, or its workers had already succeeded when the other
     /// nodes wanted to repeat the round.
     NotNeeded,
+    /// The other nodes go on without this one, whose workers failed first too often (`--exclude-node-after`).
+    Excluded {
+        /// The nodes that are there, with spares.
+        others: usize,
+    },
     /// Another node ended the job.
     Closed {
         /// The first failure, if the other node told it.

@@ -13,7 +13,7 @@ mod changes;
 mod ending;
 mod forming;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
@@ -135,6 +135,13 @@ pub enum RoundEnd {
 #[must_use]
 pub fn is_spare(state: &RendezvousState, node: &Node) -> bool {
     state.redundancy_list.contains(node)
+}
+
+/// The nodes beside this one that are in the round or wait for one, without those that are dead.
+#[must_use]
+pub fn count_other_nodes(view: &RoundView<'_>, me: &LocalNode) -> usize {
+    let others: BTreeSet<&Node> = view.state.listed().filter(|node| **node != me.node).collect();
+    others.into_iter().filter(|node| !view.failure_detector.is_dead(node)).count()
 }
 
 /// Returns the next step of this agent. `wall` is the local time of day; it is only written, never decides.

@@ -24,6 +24,22 @@ pub struct RestartPolicy {
     pub rules: Vec<RestartRule>,
     /// `--progress-dir` or `--progress-restarts`: the job is given up when it fails for the same cause without progress.
     pub progress: Option<ProgressLimit>,
+    /// `--exclude-node-after`: this node leaves the job when its workers failed first so often.
+    pub exclude_node_after: Option<FailureShare>,
+}
+
+/// A number of failures among the last restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailureShare {
+    /// From 1.
+    pub failures: u32,
+    /// Of so many restarts; not less than `failures`, and [`Self::MAX_RESTARTS`] at most.
+    pub restarts: u32,
+}
+
+impl FailureShare {
+    /// The restarts that are remembered.
+    pub const MAX_RESTARTS: u32 = 1000;
 }
 
 /// `RestartPolicy` holds no NaN, so `Eq` is sound.

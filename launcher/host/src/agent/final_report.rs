@@ -199,7 +199,7 @@ fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, user_log: 
     }
     match (&outcome.first_cause, &outcome.remote_end) {
         (Some(_), _) => {}
-        (None, Some(ending @ RendezvousEnd::NotNeeded)) => {
+        (None, Some(ending @ (RendezvousEnd::NotNeeded | RendezvousEnd::Excluded { .. }))) => {
             user_log.print_line(&nodes::remote_end_text(ending))
         }
         (None, Some(ending @ RendezvousEnd::Closed { .. })) => {

@@ -120,7 +120,10 @@ impl Agent<'_> {
             Some(ending @ (RendezvousEnd::Closed { .. } | RendezvousEnd::ByRule { .. })) => {
                 Some(remote_failure(None, Some(ending)))
             }
-            Some(RendezvousEnd::NotNeeded | RendezvousEnd::Failed { .. }) | None => None,
+            Some(
+                RendezvousEnd::NotNeeded | RendezvousEnd::Excluded { .. } | RendezvousEnd::Failed { .. },
+            )
+            | None => None,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rankrun_contract::rank::{LocalWorldSize, NodeCount};
+use rankrun_contract::rank::NodeCount;
 
 use crate::agent::Agent;
 use crate::agent::announce::Announcement;
@@ -217,7 +217,7 @@ impl RendezvousHandle {
 
 /// The next round, for which the training store is being emptied.
 pub(super) struct PendingJoin {
-    workers: LocalWorldSize,
+    command: RendezvousCommand,
     pub(super) call: WatchedCall<Result<(), StoreError>>,
 }
 
@@ -279,14 +279,15 @@ impl Agent<'_> {
     /// Passes an action about the rendezvous on.
     pub(super) fn send_to_rendezvous(&mut self, action: &Action) {
         let command = match action {
-            Action::Join { workers } => {
+            Action::Join { workers, leaves_if_possible } => {
+                let (workers, leaves_if_possible) = (*workers, *leaves_if_possible);
+                let command = RendezvousCommand::Join { workers, leaves_if_possible };
                 return match self.rendezvous.start_reset() {
                     Some(Ok(call)) => {
-                        self.pending_join =
-                            Some(PendingJoin { workers: *workers, call: WatchedCall::new(call) });
+                        self.pending_join = Some(PendingJoin { command, call: WatchedCall::new(call) });
                     }
                     Some(Err(error)) => self.answers.push_back(rendezvous_failed(error.into())),
-                    None => self.join(*workers),
+                    None => self.join(command),
                 };
             }
             Action::TellFailure { end, hang } => {
@@ -305,24 +306,23 @@ impl Agent<'_> {
         self.answers.extend(answer);
     }
 
-    fn join(&mut self, workers: LocalWorldSize) {
-        let answer = self.rendezvous.send(RendezvousCommand::Join { workers });
+    fn join(&mut self, command: RendezvousCommand) {
+        let answer = self.rendezvous.send(command);
         self.answers.extend(answer);
     }
 
     /// Joins the next round once the store is empty.
     pub(super) fn advance_join(&mut self) {
         let Some(pending) = &self.pending_join else { return };
-        let (workers, progress) = (pending.workers, pending.call.progress());
-        let failed = match progress {
+        let failed = match pending.call.progress() {
             CallProgress::Running => return,
             CallProgress::Returned(Ok(())) => None,
             CallProgress::Returned(Err(error)) => Some(error),
             CallProgress::Lost => Some(StoreError::Stopped),
         };
-        self.pending_join = None;
+        let Some(PendingJoin { command, .. }) = self.pending_join.take() else { return };
         match failed {
-            None => self.join(workers),
+            None => self.join(command),
             Some(error) => self.answers.push_back(rendezvous_failed(error.into())),
         }
     }

@@ -34,7 +34,7 @@ impl LocalRendezvous {
     /// The event that answers the command. A command that only tells other nodes something has no answer.
     pub fn answer(&mut self, command: &RendezvousCommand) -> Option<RendezvousEvent> {
         match command {
-            RendezvousCommand::Join { workers } => Some(match self.complete_round(*workers) {
+            RendezvousCommand::Join { workers, .. } => Some(match self.complete_round(*workers) {
                 Ok(round) => {
                     let training_server = self.training_store.server().cloned();
                     RendezvousEvent::Joined { round: Box::new(round), training_server, evidence_board: None }
@@ -75,7 +75,7 @@ mod tests {
 
     fn join(rendezvous: &mut LocalRendezvous) -> (Round, bool) {
         let workers = LocalWorldSize::new(3).unwrap();
-        match rendezvous.answer(&RendezvousCommand::Join { workers }) {
+        match rendezvous.answer(&RendezvousCommand::Join { workers, leaves_if_possible: false }) {
             Some(RendezvousEvent::Joined { round, training_server, .. }) => {
                 (*round, training_server.is_some())
             }

@@ -39,6 +39,7 @@ use crate::console::{Console, OutputKind, write_while_ready};
 use crate::error::LaunchError;
 use crate::reporter::trace::TraceFormat;
 use rankrun_core::exit_code::LAUNCHER_FAILED;
+use rankrun_core::plain::plain;
 use rankrun_core::posix::ProcessScanError;
 use rankrun_core::posix::{Exit, Pid, signal_name};
 use rankrun_core::spec::CliFlavor;
@@ -64,6 +65,14 @@ pub fn print(text: &[u8]) -> ExitCode {
 /// Writes a message of the launcher to the terminal of a worker started by hand.
 pub fn print_attach_message(text: &str) {
     print_error(&format!("rankrun: {text}\n"));
+}
+
+/// Says why nothing is started here, which is no failure.
+#[must_use]
+pub fn report_excluded_node(name: &str) -> ExitCode {
+    let name = plain(name);
+    print_error(&format!("rankrun: this node takes no part: `--exclude-node` names `{name}`\n"));
+    ExitCode::SUCCESS
 }
 
 /// Announces a long wait before the launch, and the awaited answer.

@@ -49,6 +49,10 @@ pub(crate) fn membership_change_text(change: &MembershipChange) -> String {
 #[must_use]
 pub(crate) fn remote_end_text(ending: &RendezvousEnd) -> String {
     match ending {
+        RendezvousEnd::Excluded { others } => format!(
+            "this node leaves the job, since its workers failed first too often (`--exclude-node-after`); {} can go on",
+            nodes_here(*others)
+        ),
         RendezvousEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
         RendezvousEnd::Closed { failure: Some(note) } => match note {
             FailureNote::NodeLost { node } => plain(&format!("the job has ended since {node} was lost")),

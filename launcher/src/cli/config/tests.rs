@@ -245,7 +245,7 @@ fn unknown_config_key_error_names_line() {
         (
             "[nodes]\nflags = 3\n",
             "`rankrun.toml`, line 2: `nodes.flags` is not a known key",
-            "there are nnodes, node-rank, backend, endpoint, id, join-timeout, last-call, lease, local-addr, iface, port-range, store-limit",
+            "there are nnodes, node-rank, backend, endpoint, id, join-timeout, last-call, lease, exclude, exclude-after, local-addr, iface, port-range, store-limit",
         ),
         ("\n[lunch]\n", "`rankrun.toml`, line 2: `lunch` is not a known key", "`launch`?"),
         (

@@ -93,6 +93,7 @@ fn sample(option: &Arg) -> String {
         (_, "rdzv-endpoint") => "h:1",
         (_, "rdzv-conf") => "is_host=1",
         (_, "event-log-handler") => "console",
+        (_, "exclude-node-after") => "1/2",
         (_, "port-range") => "5-9",
         (_, "store-limit") => "2GiB",
         (_, "nccl-lib" | "config") => "c.toml",

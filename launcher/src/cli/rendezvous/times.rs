@@ -16,7 +16,10 @@ use rankrun_core::spec::rendezvous::RoundTimes;
 const LEASE: Expected = Expected::new("a time of 2 s or more such as `5s`", "5s").advised(hint_for_time);
 
 /// Options without a meaning for a job of one node.
-pub(super) const OF_SEVERAL_NODES: [&str; 3] = ["lease", "join-timeout", "last-call"];
+pub(super) const OF_SEVERAL_NODES: [&str; 5] =
+    ["lease", "join-timeout", "last-call", "exclude-node", "exclude-node-after"];
+/// Options without a meaning for a static job, which has exactly N nodes.
+pub(super) const OF_C10D: [&str; 3] = ["last-call", "exclude-node", "exclude-node-after"];
 /// A try to connect takes up to a second, in which no beat is sent, and a packet that is lost is sent again after some
 /// tenths of one.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
@@ -50,7 +53,7 @@ pub(super) fn refuse_idle(settings: &Settings<'_>, options: &[&str]) -> Result<(
         if found.is_of_file() && (is_tried("nnodes") || is_tried("standalone")) {
             continue;
         }
-        let missing = if *option == "last-call" { "`--rdzv-backend c10d`" } else { "`--nnodes` above 1" };
+        let missing = if OF_C10D.contains(option) { "`--rdzv-backend c10d`" } else { "`--nnodes` above 1" };
         without_effect(found.origin, missing)?;
     }
     Ok(())

@@ -6,6 +6,7 @@ use rankrun_core::posix::Signal;
 use super::*;
 use crate::cli::{Command, interpret};
 use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::spec::restart::FailureShare;
 
 fn policy(options: &str, environment: &[(&str, &str)]) -> Result<RestartPolicy, CliError> {
     let world = FakeWorld::default().file("/job/x.py", b"impo").program("/usr/bin/python");
@@ -35,7 +36,8 @@ fn restart_policy_defaults_match_torchrun() {
 #[test]
 fn every_restart_option_sets_its_field() {
     let options = "--max-restarts 3 --restart-window 1h --restart-delay 1.5 --restart-factor 3 --restart-max-delay 2m \
-                   --restart-jitter 0.25 --restart-reset 30m --progress-dir ckpt --progress-restarts 2";
+                   --restart-jitter 0.25 --restart-reset 30m --progress-dir ckpt --progress-restarts 2 \
+                   --nnodes 2:3 --rdzv-backend c10d --rdzv-endpoint node0 --exclude-node-after 2/3";
     let (delay, cap) = (Duration::from_millis(1_500), Duration::from_secs(120));
     let expected = RestartPolicy {
         window: Some(Duration::from_secs(3_600)),
@@ -43,6 +45,7 @@ fn every_restart_option_sets_its_field() {
         reset_after: Some(Duration::from_secs(1_800)),
         rules: Vec::new(),
         progress: Some(ProgressLimit { folder: Some("ckpt".into()), restarts: 2 }),
+        exclude_node_after: Some(FailureShare { failures: 2, restarts: 3 }),
     };
     assert_eq!(policy(options, &[]), Ok(expected));
     let by_variable = policy("--max-restarts 1", &[("RANKRUN_RESTART_DELAY", "10m")]).unwrap();

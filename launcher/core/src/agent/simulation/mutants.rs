@@ -364,7 +364,7 @@ impl Mutant {
         };
         if restarts {
             actions.truncate(at);
-            actions.push(Action::Join { workers: self.real.rules.workers });
+            actions.push(Action::Join { workers: self.real.rules.workers, leaves_if_possible: false });
         }
     }
 

@@ -340,6 +340,7 @@ impl Policy {
             RestartRule { when, then: rule.then }
         };
         RestartPolicy {
+            exclude_node_after: None,
             window: self.window.map(millis),
             backoff: self.wait.map(backoff),
             reset_after: self.reset_after.map(millis),

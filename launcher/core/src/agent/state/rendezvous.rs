@@ -61,8 +61,9 @@ impl PeerStatus {
 impl State {
     /// Takes part in the next round; no worker of the last round is left.
     pub(super) fn join_next_round(&mut self, now: Instant, failure: Option<Failure>) -> Action {
+        let leaves_if_possible = failure.is_some() && self.history.is_failing_node(&self.rules.restart);
         self.phase = JobPhase::Joining { failure, since: now };
-        Action::Join { workers: self.rules.workers }
+        Action::Join { workers: self.rules.workers, leaves_if_possible }
     }
 
     /// A round is complete, and this node is in it.
@@ -202,6 +203,9 @@ impl State {
             return vec![self.finish_failed(None)];
         }
         let by_worker = matches!(self.peers.first_failure, Some(FailureNote::Worker(_)));
+        if by_worker {
+            self.history.record_first_failure(false);
+        }
         // Under the name rankrun all nodes share one budget.
         if by_worker && self.rules.cli_flavor == CliFlavor::Rankrun {
             self.history.record_restart(now, &self.rules.restart);
@@ -227,6 +231,7 @@ impl State {
                 return self.apply_decision(now, decision, failure);
             }
             self.history.record_restart(now, &self.rules.restart);
+            self.history.record_first_failure(false);
             self.job_restarts.0 += 1;
             self.node_restarts.0 += 1;
             self.generation.0 += 1;
@@ -356,7 +361,10 @@ impl State {
         let ranks = self.collect_ranks_for_end(now, &ending);
         let kill_by = match &ending {
             RendezvousEnd::Failed { kill_by, .. } => *kill_by,
-            RendezvousEnd::NotNeeded | RendezvousEnd::Closed { .. } | RendezvousEnd::ByRule { .. } => None,
+            RendezvousEnd::NotNeeded
+            | RendezvousEnd::Excluded { .. }
+            | RendezvousEnd::Closed { .. }
+            | RendezvousEnd::ByRule { .. } => None,
         };
         self.peers.ended_lease = kill_by.or(self.peers.ended_lease);
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
@@ -438,7 +446,9 @@ impl State {
         self.peers.remote_end.as_ref().map(|over| match over.end {
             RendezvousEnd::NotNeeded => ExitStatus::SUCCESS,
             RendezvousEnd::ByRule { ref rule, .. } => rule.then.status(),
-            RendezvousEnd::Closed { .. } | RendezvousEnd::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
+            RendezvousEnd::Excluded { .. } | RendezvousEnd::Closed { .. } | RendezvousEnd::Failed { .. } => {
+                ExitStatus::Code(LAUNCHER_FAILED)
+            }
         })
     }
 }

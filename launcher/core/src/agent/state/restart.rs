@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::posix::Signal;
+use crate::posix::{Exit, Signal};
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;
@@ -233,7 +233,9 @@ impl State {
         if self.rules.restart.progress.is_none() || self.time_limit_timer.has_expired() {
             return self.restart_at(now, now + wait, failure);
         }
-        let raised_by = (failure.kind == FailureKind::Ended).then_some(failure.first.local_rank);
+        // The exit code that Python has for an exception.
+        let has_raised = failure.kind == FailureKind::Ended && failure.first.exit == Exit::Code(1);
+        let raised_by = has_raised.then_some(failure.first.local_rank);
         self.start_check(now, failure, CheckStep::Progress { wait });
         vec![Action::ProbeProgress { generation: self.generation, raised_by }]
     }
@@ -298,6 +300,7 @@ impl State {
     /// Carries out a restart that the policy allows.
     pub(super) fn restart(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         self.history.record_restart(now, &self.rules.restart);
+        self.history.record_first_failure(true);
         self.node_restarts.0 += 1;
         self.job_restarts.0 += 1;
         self.generation.0 += 1;

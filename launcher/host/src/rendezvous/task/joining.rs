@@ -13,7 +13,7 @@ use crate::rendezvous::RendezvousEvent;
 use crate::rendezvous::c10d::{SnapshotQuery, StoreFailure};
 use crate::rendezvous::error::RendezvousError;
 use rankrun_core::rendezvous::RendezvousEnd;
-use rankrun_core::rendezvous::round::{RoundGoal, RoundStep, has_time_to_rejoin, next};
+use rankrun_core::rendezvous::round::{RoundGoal, RoundStep, count_other_nodes, has_time_to_rejoin, next};
 use rankrun_core::rendezvous::state::{Node, RendezvousState};
 use rankrun_core::spec::rendezvous::RoundTimes;
 
@@ -32,6 +32,8 @@ const WAIT_LINE_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct Joining {
     /// Workers of this node.
     pub(super) workers: LocalWorldSize,
+    /// The node does not join if the others are enough.
+    leaves_if_possible: bool,
     /// The last round of this node.
     pub(super) before: Option<PastRound>,
     /// Then it gives up.
@@ -44,13 +46,21 @@ pub(super) struct Joining {
 
 impl Joining {
     pub(super) fn new(
-        workers: LocalWorldSize,
+        (workers, leaves_if_possible): (LocalWorldSize, bool),
         before: Option<PastRound>,
         now: Instant,
         times: &RoundTimes,
     ) -> Self {
         let deadline = now + times.join;
-        Self { workers, before, deadline, since: now, next_line: now + FIRST_WAIT_LINE, state_in_time: None }
+        Self {
+            workers,
+            leaves_if_possible,
+            before,
+            deadline,
+            since: now,
+            next_line: now + FIRST_WAIT_LINE,
+            state_in_time: None,
+        }
     }
 
     /// The time that is left, if a line for the user is due.
@@ -74,6 +84,10 @@ impl RendezvousTask {
         let mut ticket = None;
         loop {
             let now = Instant::now();
+            if let Some(others) = self.enough_other_nodes() {
+                self.end_with(RendezvousEnd::Excluded { others });
+                return Ok(now);
+            }
             let Some(step) = self.next_joining_step(now) else { return Ok(now) };
             if !matches!(step, RoundStep::Write { .. }) {
                 self.pass_write_ticket(ticket.take()).await?;
@@ -100,6 +114,18 @@ impl RendezvousTask {
                 RoundStep::Changed(_) | RoundStep::Done => return Ok(now + self.plan.tick()),
             }
         }
+    }
+
+    /// The number of the other nodes, if this one is to leave and they can go on without it. No node goes on without the
+    /// host of the store.
+    fn enough_other_nodes(&self) -> Option<usize> {
+        let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &self.backend)
+        else {
+            return None;
+        };
+        let may_leave = joining.leaves_if_possible && self.store.is_none() && self.plan.static_job.is_none();
+        let others = may_leave.then(|| count_other_nodes(&self.peers.view(backend.state()), me))?;
+        (others >= me.nodes.min.get() as usize).then_some(others)
     }
 
     /// The next step into a round; `None` if this node does not join, or has no connection.

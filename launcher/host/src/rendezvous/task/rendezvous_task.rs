@@ -213,7 +213,7 @@ impl RendezvousTask {
                     self.on_store_error(error).await;
                 }
             }
-            (RendezvousCommand::Join { workers }, phase) => {
+            (RendezvousCommand::Join { workers, leaves_if_possible }, phase) => {
                 let before = match std::mem::replace(phase, Phase::Idle) {
                     Phase::Member(membership) => Some(membership.into_past_round()),
                     Phase::Joining(joining) => joining.before,
@@ -221,7 +221,12 @@ impl RendezvousTask {
                     Phase::AssigningRanks(assigning) => assigning.joining.before,
                     Phase::Idle => None,
                 };
-                self.phase = Phase::Joining(Joining::new(workers, before, now, &self.plan.times));
+                self.phase = Phase::Joining(Joining::new(
+                    (workers, leaves_if_possible),
+                    before,
+                    now,
+                    &self.plan.times,
+                ));
             }
             (RendezvousCommand::Failed(note), Phase::Member(membership)) => membership.fails(note),
             (RendezvousCommand::Succeeded, Phase::Member(membership)) => membership.succeeds(),

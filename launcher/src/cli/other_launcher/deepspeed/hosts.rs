@@ -6,6 +6,7 @@ use std::path::Path;
 use super::args::{DeepspeedArgs, option};
 use crate::cli::device_request::MAX_WORKERS;
 use crate::cli::error::{CliError, SettingError};
+use crate::cli::exclude_node::{hostname, is_own_name};
 use crate::cli::other_launcher::TargetMachine;
 use rankrun_core::facts::Facts;
 
@@ -13,9 +14,6 @@ use rankrun_core::facts::Facts;
 const DEFAULT_HOSTFILE: &str = "/job/hostfile";
 const MAX_HOSTFILE: u64 = 1 << 20;
 const LOCALHOST: &str = "localhost";
-const HOSTNAME: &str = "/proc/sys/kernel/hostname";
-/// A host name has 64 bytes on Linux.
-const MAX_HOSTNAME: usize = 65;
 
 /// The devices that are asked for. Ids are numbers, UUIDs or names of MIG devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -221,10 +219,7 @@ fn is_this_machine(name: &str, facts: &Facts) -> bool {
     if name == LOCALHOST || name == "127.0.0.1" {
         return true;
     }
-    let hostname = facts.world().read_first_bytes(Path::new(HOSTNAME), MAX_HOSTNAME);
-    let hostname = String::from_utf8_lossy(&hostname);
-    let hostname = hostname.trim();
-    !hostname.is_empty() && (name == hostname || Some(name) == hostname.split('.').next())
+    is_own_name(name, &hostname(facts))
 }
 
 fn several_hosts(fact: &str) -> CliError {

@@ -81,3 +81,23 @@ fn note_just_before_next_round_is_delivered() {
     agents[1].join();
     assert!(agents.iter().all(|agent| agent.joined().number == 1));
 }
+
+/// `--exclude-node-after`: the host of the store stays, and so does a node without which the others are too few.
+#[test]
+fn failing_node_leaves_if_the_other_nodes_are_enough() {
+    for (min, at, leaves) in [(2, 1, true), (2, 0, false), (3, 1, false)] {
+        let mut job = hosted(min, 3);
+        job.times.last_call = Duration::from_millis(50);
+        let agents = job.round(3);
+        let workers = LocalWorldSize::ONE;
+        for (of, agent) in agents.iter().enumerate() {
+            let command = RendezvousCommand::Join { workers, leaves_if_possible: of == at };
+            agent.rendezvous.send_command(command);
+        }
+        let answer = std::iter::repeat_with(|| agents[at].next_event())
+            .find(|event| !matches!(event, RendezvousEvent::Changed(_)));
+        let is_excluded =
+            matches!(answer, Some(RendezvousEvent::Ended(RendezvousEnd::Excluded { others: 2 })));
+        assert_eq!(is_excluded, leaves, "node {at} of a job from {min} nodes: {answer:?}");
+    }
+}

@@ -124,7 +124,8 @@ impl Agent {
     }
 
     pub(super) fn join(&self) {
-        self.rendezvous.send_command(RendezvousCommand::Join { workers: self.workers });
+        self.rendezvous
+            .send_command(RendezvousCommand::Join { workers: self.workers, leaves_if_possible: false });
     }
 
     /// The next event that is not a mere message to the user.
