@@ -28,7 +28,7 @@ fn node_that_fails_too_often_leaves_and_the_others_go_on() {
         .expect_stderr("this node leaves the job, since its workers failed first too often")
         .expect_absent("panicked");
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
-    gate.open();
+    gate.open(2);
     for outcome in jobs.into_iter().map(Job::wait) {
         outcome.expect_exit_code(0).expect_stdout("finished");
     }

@@ -67,7 +67,7 @@ pub fn print_attach_message(text: &str) {
     print_error(&format!("rankrun: {text}\n"));
 }
 
-/// Says why nothing is started here, which is no failure.
+/// Says why no worker is started here; the launcher has not failed.
 #[must_use]
 pub fn report_excluded_node(name: &str) -> ExitCode {
     let name = plain(name);
