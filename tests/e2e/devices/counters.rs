@@ -1,6 +1,6 @@
 //! The error counters of the failed worker's device: read at the start and after the failure.
+#![expect(clippy::disallowed_methods, reason = "the delay of a report is measured")]
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use harness::{Fault, Gate, Job, Launch, Lost, Machine, Outcome, Scratch, is_rankrun};
@@ -100,7 +100,7 @@ fn unchanged_counters_are_no_row() {
 
 /// A library of another version has other functions: NVML's code for a missing one is 13, for a card without it 3.
 #[test]
-fn missing_functions_are_told_once_with_verbose_alone() {
+fn missing_functions_are_listed_once_with_verbose_alone() {
     if !is_rankrun() {
         return;
     }
@@ -118,9 +118,9 @@ fn missing_functions_are_told_once_with_verbose_alone() {
     let mut worn = machine.clone();
     worn.card(1).nvlink_errors = [5, 0, 0, 0];
     let (outcome, device) = failing.finish_on(&worn);
-    let told = outcome.lines_with(ARE_READ);
+    let listed = outcome.lines_with(ARE_READ);
     assert!(
-        told.len() == 1 && told[0].contains("serial: ") && told[0].contains("remapped rows: "),
+        listed.len() == 1 && listed[0].contains("serial: ") && listed[0].contains("remapped rows: "),
         "{outcome}"
     );
     let row = row(&outcome).expect("links are counted together");

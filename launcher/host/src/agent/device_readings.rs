@@ -31,7 +31,7 @@ pub(super) enum DeviceReadings {
     /// After a failure, of the device of the failed worker.
     Ending { uuid: String, before: Box<DeviceReading>, probe: Probes },
     /// Nothing more is read.
-    Over,
+    Finished,
 }
 
 impl DeviceReadings {
@@ -59,7 +59,7 @@ impl DeviceReadings {
 
     /// Begins the second reading of this device, if the first one has it.
     fn read_again(&mut self, uuid: &str) {
-        let Self::Started(readings) = std::mem::replace(self, Self::Over) else { return };
+        let Self::Started(readings) = std::mem::replace(self, Self::Finished) else { return };
         let Some((target, before)) = readings.into_iter().find(|(target, _)| target.uuid == uuid) else {
             return;
         };
@@ -71,12 +71,12 @@ impl DeviceReadings {
     pub(super) fn advance(&mut self, now: Instant) -> Option<DeviceCounters> {
         let is_answered = match self {
             Self::Starting { probe, .. } | Self::Ending { probe, .. } => probe.advance(now),
-            Self::Unread | Self::Started(_) | Self::Over => false,
+            Self::Unread | Self::Started(_) | Self::Finished => false,
         };
         if !is_answered {
             return None;
         }
-        match std::mem::replace(self, Self::Over) {
+        match std::mem::replace(self, Self::Finished) {
             Self::Starting { targets, probe } => match probe.into_readings() {
                 Ok(readings) => {
                     tell_of_readings(&readings);
@@ -90,7 +90,7 @@ impl DeviceReadings {
                 });
                 return Some(DeviceCounters { uuid, before: *before, after });
             }
-            Self::Unread | Self::Started(_) | Self::Over => {}
+            Self::Unread | Self::Started(_) | Self::Finished => {}
         }
         None
     }
@@ -114,14 +114,14 @@ impl DeviceReadings {
     pub(super) fn on_reaped(&mut self, pid: Pid, exit: Exit) -> bool {
         match self {
             Self::Starting { probe, .. } | Self::Ending { probe, .. } => probe.on_reaped(pid, exit),
-            Self::Unread | Self::Started(_) | Self::Over => false,
+            Self::Unread | Self::Started(_) | Self::Finished => false,
         }
     }
 
     const fn probe(&self) -> Option<&Probes> {
         match self {
             Self::Starting { probe, .. } | Self::Ending { probe, .. } => Some(probe),
-            Self::Unread | Self::Started(_) | Self::Over => None,
+            Self::Unread | Self::Started(_) | Self::Finished => None,
         }
     }
 }
