@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// The report of a job that has ended, checked against the schema.
 #[track_caller]
-fn read_report(path: &str) -> Value {
+pub(crate) fn read_report(path: &str) -> Value {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let report: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(problems(&report), [""; 0], "{text}");

@@ -323,6 +323,8 @@ fn nvidia(at: u32, name: &str, gib: u64) -> Card {
         utilisation: Some(0),
         throttle: Some(1),
         ecc: Some(0),
+        ecc_corrected: Some(0),
+        serial: Some(format!("165000000000{at}")),
         retired: Some(0),
         remapped: Some(0),
         ..Card::default()

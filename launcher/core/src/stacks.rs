@@ -34,6 +34,9 @@ pub struct WorkerStacks {
     /// Why no thread has native calls, where they were asked for.
     #[serde(default)]
     pub native_absence: Option<String>,
+    /// The power draw of its device in watts, where its driver tells.
+    #[serde(default)]
+    pub device_watts: Option<f64>,
 }
 
 /// What reads the stacks of a Python worker.

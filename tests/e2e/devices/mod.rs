@@ -4,6 +4,7 @@
 mod after_failure;
 mod bad_input;
 mod binding;
+mod counters;
 mod cpu;
 mod device_health;
 mod device_order;

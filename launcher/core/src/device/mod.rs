@@ -12,6 +12,7 @@
 //! | `handover` | chosen devices → the device and variables of each worker (pure) |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
+//! | [`reading`], [`xid`] | the error counters of a device at one moment, and their changes (pure) |
 //! | `cpu_reason` | the reason why workers run on the CPUs (pure) |
 //!
 //! The identity of a device is its UUID or PCI address; an index is only one of its names. The launcher itself opens
@@ -29,8 +30,10 @@ pub(crate) mod handover;
 pub mod health;
 mod machine;
 pub mod order;
+pub mod reading;
 pub mod selector;
 pub mod visibility;
+pub mod xid;
 
 pub use device_choice::{ChosenDevice, DeviceChoice, SelectionMethod, SettingNames, WorkerDevice};
 pub use machine::{

@@ -53,7 +53,9 @@ impl Place {
     fn text(&self, workers: &[&WorkerStacks]) -> String {
         match self {
             Self::Python(place) => place.clone(),
-            Self::Kernel { activity, absence } => format!("{activity}, {}; {absence}", cpu_time(workers)),
+            Self::Kernel { activity, absence } => {
+                format!("{activity}, {}{}; {absence}", cpu_time(workers), device_power(workers))
+            }
         }
     }
 }
@@ -61,11 +63,22 @@ impl Place {
 /// The CPU time of each process, in seconds.
 fn cpu_time(workers: &[&WorkerStacks]) -> String {
     let process = |worker: &&WorkerStacks| worker.threads.iter().map(|thread| thread.cpu_seconds).sum();
-    let least = workers.iter().map(process).fold(f64::INFINITY, f64::min);
-    let most = workers.iter().map(process).fold(0.0, f64::max);
-    match (format!("{least:.1}"), format!("{most:.1}")) {
-        (least, most) if least == most => format!("CPU {most} s"),
-        (least, most) => format!("CPU {least}-{most} s"),
+    format!("CPU {} s", range(workers.iter().map(process), 1))
+}
+
+/// The power draw of each device in watts, behind a comma; nothing where it is unknown.
+fn device_power(workers: &[&WorkerStacks]) -> String {
+    let mut known = workers.iter().filter_map(|worker| worker.device_watts).peekable();
+    if known.peek().is_none() { String::new() } else { format!(", device {} W", range(known, 0)) }
+}
+
+/// The least and the most of the numbers, once where they look alike.
+fn range(numbers: impl Iterator<Item = f64>, digits: usize) -> String {
+    let (least, most) =
+        numbers.fold((f64::INFINITY, 0.0_f64), |(least, most), number| (least.min(number), most.max(number)));
+    match (format!("{least:.digits$}"), format!("{most:.digits$}")) {
+        (least, most) if least == most => most,
+        (least, most) => format!("{least}-{most}"),
     }
 }
 
@@ -199,6 +212,10 @@ mod tests {
         };
         let place = |worker: &WorkerStacks| fold(std::slice::from_ref(worker)).remove(0).place;
         assert_eq!(place(&worker), "sleeps in futex, beside 1 thread, CPU 2.5 s; its Python has no hook");
+        let other = WorkerStacks { device_watts: Some(390.4), ..worker.clone() };
+        worker.device_watts = Some(65.0);
+        let folds = fold(&[worker.clone(), other, WorkerStacks { device_watts: None, ..worker.clone() }]);
+        assert!(folds[0].place.contains("CPU 2.5 s, device 65-390 W; its Python"), "{}", folds[0].place);
         worker.threads.clear();
         worker.kernel_absence = Some("`/proc` does not show it".to_owned());
         assert_eq!(place(&worker), "its Python has no hook; `/proc` does not show it");

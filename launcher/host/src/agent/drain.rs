@@ -33,6 +33,7 @@ impl Agent<'_> {
     pub(super) fn announce_outcome(&mut self, outcome: JobOutcome) -> Option<Input> {
         // Kills the probes that have not answered.
         self.device_check = None;
+        self.read_failed_device(&outcome);
         if let Some(opening) = self.opening.take() {
             self.abandon_call(opening);
         }
@@ -89,8 +90,12 @@ impl Agent<'_> {
         self.take_drained()
     }
 
-    /// The answer to [`Action::DrainOutput`](rankrun_core::agent::message::Action::DrainOutput), once there is one.
+    /// The answer to [`Action::DrainOutput`](rankrun_core::agent::message::Action::DrainOutput), once there is one. The
+    /// counters of the failed device belong to the report too.
     pub(super) fn take_drained(&mut self) -> Option<Input> {
+        if self.device_readings.is_report_waiting() {
+            return None;
+        }
         self.drained.take_if(|drained| Drained::is_complete(drained)).map(|_| Input::OutputDrained)
     }
 

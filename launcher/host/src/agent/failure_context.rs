@@ -27,6 +27,7 @@ use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::system::short_hostname;
 use rankrun_core::agent::failure::{Failure, FollowingEnd};
 use rankrun_core::device::WorkerDevice;
+use rankrun_core::device::reading::DeviceCounters;
 use rankrun_core::hang::sentence::sentence;
 use rankrun_core::job_event::{FailureKind, WorkerEnd};
 use rankrun_core::log_route::streams_of_rank;
@@ -58,6 +59,8 @@ pub(super) struct FailureContext<'a> {
     pub(super) log_disk: Option<LogDisk>,
     /// Where workers stood that were killed since they did not answer.
     pub(super) stacks: &'a [WorkerStacks],
+    /// The counters of the device of the worker that failed first, if they were read.
+    pub(super) counters: Option<&'a DeviceCounters>,
 }
 
 /// torchrun's report shows this many bytes of all messages together, and at least [`MAX_CUT_TEXT`] bytes of
@@ -154,6 +157,7 @@ impl FailureContext<'_> {
             },
             hang: failure.hang.as_deref().map(sentence),
             not_joined: failure.not_joined.iter().map(|local_rank| self.rank(*local_rank)).collect(),
+            counters: self.counters.cloned(),
             dead_devices: failure
                 .dead_devices
                 .iter()

@@ -26,6 +26,7 @@ fn report(kind: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)]) -
     let round = Round::of_one_node(LocalWorldSize::new(4).unwrap(), master);
     let evidence = FailureContext {
         stacks: &[],
+        counters: None,
         placements: &placement::assign_ranks(
             &[0, 1, 2, 3].map(|rank| WorkerDevice::cpu(LocalRank(rank))),
             &round,

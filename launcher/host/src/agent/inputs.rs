@@ -50,6 +50,7 @@ impl Agent<'_> {
         // Also after them: a job that is to stop must not restart.
         let checked = self.device_check.as_mut().and_then(|check| check.advance(&mut self.workers));
         inputs.extend(checked);
+        self.advance_readings();
         if let Some(seen) = self.progress_probe.as_mut().and_then(ProgressProbe::advance) {
             self.progress_probe = None;
             inputs.push_back(seen);
@@ -92,6 +93,7 @@ impl Agent<'_> {
     fn reap_workers(&mut self, inputs: &mut VecDeque<Input>) {
         let at = SystemTime::now();
         let mut reaped = self.workers.reap();
+        reaped.other_processes.retain(|(pid, exit)| !self.device_readings.on_reaped(*pid, *exit));
         // Workers reaped together ended before any stop. A success may cause a failure, but not the reverse.
         reaped.workers.sort_by_key(|end| !end.exit.is_success());
         let is_sigkill = |exit: &Exit| matches!(exit, Exit::Signal { number: libc::SIGKILL, .. });

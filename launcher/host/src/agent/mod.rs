@@ -9,6 +9,7 @@
 mod announce;
 mod control;
 mod device_check;
+mod device_readings;
 mod drain;
 mod end_files;
 mod events;
@@ -44,6 +45,7 @@ use rankrun_contract::report::ErrorReport;
 
 use crate::agent::control::ControlSocket;
 use crate::agent::device_check::DeviceCheckRun;
+use crate::agent::device_readings::DeviceReadings;
 use crate::agent::drain::PendingReport;
 use crate::agent::final_report::FinalReport;
 use crate::agent::hang::PendingHang;
@@ -168,6 +170,8 @@ struct Agent<'a> {
     final_report: FinalReport,
     /// The health check of the devices, once a generation has failed.
     device_check: Option<DeviceCheckRun>,
+    /// The error counters of the devices.
+    device_readings: DeviceReadings,
     /// The check of the checkpoint folder, once a generation has failed.
     progress_probe: Option<ProgressProbe>,
     /// Watches the progress of the running generation.
@@ -221,6 +225,7 @@ impl<'a> Agent<'a> {
             handled_signals: handled,
             final_report,
             device_check: None,
+            device_readings: DeviceReadings::default(),
             progress_probe: None,
             progress_watch: None,
             ended_watch: None,
@@ -266,6 +271,7 @@ impl<'a> Agent<'a> {
             let mut readers = self.signal_fds();
             readers.extend(self.workers.external_worker_fds());
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
+            readers.extend(self.device_readings.as_fds());
             readers.extend(self.rendezvous.as_fd());
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
             readers.extend(self.progress_watch.iter().map(ProgressWatch::as_fd));
@@ -279,7 +285,9 @@ impl<'a> Agent<'a> {
             // The thread that talks to the store may block while the lease runs out.
             let lease_deadline = self.state.lease_deadline(self.rendezvous.lease_deadlines());
             let stacks_due = self.stack_watch.deadline();
-            let deadlines = [self.state.deadline(), check_deadline, lease_deadline, stacks_due];
+            let readings_deadline = self.device_readings.deadline();
+            let deadlines =
+                [self.state.deadline(), check_deadline, readings_deadline, lease_deadline, stacks_due];
             let deadlines = deadlines.into_iter().flatten().chain(self.call_deadlines());
             wait_for_inputs(&readers, deadlines.min())?;
             self.collect_inputs(&mut inputs)?;
@@ -370,6 +378,7 @@ impl<'a> Agent<'a> {
         self.drop_progress_channels();
         self.pending_hang = None;
         self.workers.end_streams(generation);
+        self.device_readings.cut_off();
         let killed = self.kill_leftovers();
         self.answers.push_back(killed);
     }

@@ -112,6 +112,7 @@ impl Agent<'_> {
             // At any log level: the job cannot go on without the user.
             self.user_log.print(&external.hint());
         }
+        self.start_readings();
     }
 
     /// The workers are stopped before they were started.

@@ -55,6 +55,7 @@ use crate::stacks::DumpFile;
 use rankrun_core::agent::message::{Input, JobOutcome};
 use rankrun_core::agent::signal_scope::ProgramFile;
 use rankrun_core::device::DeviceChoice;
+use rankrun_core::device::reading::DeviceCounters;
 use rankrun_core::device_assignment::device_lines;
 use rankrun_core::log_route::Routes;
 use rankrun_core::notice::Notice;
@@ -100,6 +101,8 @@ pub(super) struct WorkerGroup {
     dumps: BTreeMap<LocalRank, Arc<DumpFile>>,
     /// The last stacks of workers that did not answer.
     unanswered: Option<UnansweredStacks>,
+    /// The counters of the device of the worker that failed first.
+    counters: Option<DeviceCounters>,
     /// The error files of its failed workers.
     error_files: BTreeMap<LocalRank, ErrorFile>,
     /// What the OOM killer has killed since their start.
@@ -169,6 +172,7 @@ impl WorkerGroup {
             hook: None,
             dumps: BTreeMap::new(),
             unanswered: None,
+            counters: None,
             error_files: BTreeMap::new(),
             oom_ledger: OomLedger::default(),
             full_log_folder: None,
@@ -402,6 +406,17 @@ impl WorkerGroup {
     /// Keeps the stacks for the failure report.
     pub(super) fn set_unanswered(&mut self, stacks: UnansweredStacks) {
         self.unanswered = Some(stacks);
+    }
+
+    /// Keeps the counters of a device for the failure report.
+    pub(super) fn set_counters(&mut self, counters: DeviceCounters) {
+        self.counters = Some(counters);
+    }
+
+    /// The device of a worker of the last started generation.
+    pub(super) fn device_uuid(&self, local_rank: LocalRank) -> Option<String> {
+        let device = &self.placements.get(local_rank.index())?.device;
+        device.identity.as_ref()?.accelerator.uuid.clone()
     }
 
     /// The file for the stacks of a worker with a hook.

@@ -11,13 +11,14 @@ pub(crate) mod nvidia;
 
 use std::path::Path;
 
+use rankrun_core::device::reading::{DeviceReading, ReadingTarget};
 use rankrun_core::device::{CudaOrder, Machine, ProbeScope};
 
 /// Stands first on the command line of a probe, glued to what it is asked. In no help: for the launcher itself alone.
 pub const PROBE_ARGUMENT: &str = "--rankrun-probe=";
 
 /// The question that one probe answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probe {
     /// NVIDIA's cards through NVML, or through the CUDA driver where there is no NVML.
@@ -26,6 +27,8 @@ pub enum Probe {
     Kernel(ProbeScope),
     /// The CUDA driver's order of its devices under `CUDA_DEVICE_ORDER=FASTEST_FIRST`.
     CudaOrder,
+    /// The error counters of these devices.
+    Readings(Vec<ReadingTarget>),
 }
 
 /// The answer of a probe, as JSON on its output.
@@ -36,6 +39,8 @@ pub enum Answer {
     Machine(Machine),
     /// To [`Probe::CudaOrder`]: the driver's devices, or its words.
     CudaOrder(CudaOrder),
+    /// To [`Probe::Readings`]: one for each device in their order, or the library's words.
+    Readings(Result<Vec<DeviceReading>, String>),
 }
 
 /// Looks, in this process; called in the child alone.
@@ -45,5 +50,6 @@ pub fn run_probe(probe: Probe) -> Answer {
         Probe::Nvidia(ask) => Answer::Machine(nvidia::probe_nvml(ask)),
         Probe::Kernel(ask) => Answer::Machine(kernel::probe_kernel(Path::new("/"), ask)),
         Probe::CudaOrder => Answer::CudaOrder(cuda_driver::cuda_devices_in_order()),
+        Probe::Readings(targets) => Answer::Readings(nvidia::read_devices(&targets)),
     }
 }

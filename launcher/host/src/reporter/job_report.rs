@@ -3,6 +3,7 @@
 //! `docs/report.schema.json` describes it. What is unknown is left out. A field that is added keeps the version; one that
 //! goes or gets another meaning raises it.
 
+mod device;
 mod failure;
 mod hang;
 
@@ -141,6 +142,11 @@ pub(crate) fn render(
 /// To the millisecond.
 fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+/// A list that is not empty.
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    Some(list).filter(|list| !list.is_empty())
 }
 
 /// Removes the fields that are null; each field has a line. The order of the fields stays.

@@ -10,6 +10,8 @@ use crate::reporter::summary::FailureReport;
 use crate::reporter::summary::tests::example_failure;
 use rankrun_contract::rank::{LocalRank, Rank};
 use rankrun_contract::report::ErrorReport;
+use rankrun_core::device::reading::{DeviceCounters, DeviceReading};
+use rankrun_core::device::xid::Xid;
 use rankrun_core::hang::evidence::Collective;
 use rankrun_core::hang::verdict::{Activity, Call, Desync, Hang, RankStatus, Verdict, Wait};
 use rankrun_core::job_event::memory::{OomEvidence, PeakMemory};
@@ -162,6 +164,34 @@ fn verdict_is_data_without_unknown_fields() {
         "calls": [{"ranks": [0, 2], "collective": "all_reduce"}, {"ranks": [1], "collective": "broadcast"}],
     });
     assert_eq!(failure["hang"], expected);
+}
+
+#[test]
+fn device_has_both_readings_and_new_xids() {
+    let xid = |sequence, code| Xid { sequence, code, text: "GPU has fallen off the bus.".to_owned() };
+    let before = DeviceReading {
+        serial: Some("165".to_owned()),
+        corrected_ecc: Some(7),
+        xids: Some(vec![xid(1, 13)]),
+        ..DeviceReading::default()
+    };
+    let lost = Some("GPU is lost".to_owned());
+    let after = DeviceReading { lost, xids: Some(vec![xid(1, 13), xid(2, 79)]), ..DeviceReading::default() };
+    let uuid = "GPU-1".to_owned();
+    let device = |after| {
+        let counters = Some(DeviceCounters { uuid: uuid.clone(), before: before.clone(), after });
+        failure_of(&FailureReport { counters, ..example_failure() }, None)["device"].clone()
+    };
+    let expected = json!({
+        "kind": "cpu", "index": 1, "serial": "165",
+        "counters": {
+            "before": {"ecc_corrected": 7}, "after": {"lost": "GPU is lost"},
+            "xids": [{"code": 79, "text": "GPU has fallen off the bus."}],
+        },
+    });
+    assert_eq!(device(Ok(after)), expected);
+    let hung = device(Err("no answer".to_owned()));
+    assert_eq!(hung["counters"], json!({"before": {"ecc_corrected": 7}, "problem": "no answer"}));
 }
 
 #[test]

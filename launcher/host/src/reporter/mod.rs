@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 pub(crate) mod causes;
+mod device;
 pub(crate) mod early;
 pub(crate) mod events;
 pub(crate) mod exception;

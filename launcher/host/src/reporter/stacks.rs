@@ -61,6 +61,9 @@ pub fn render_worker(worker: &WorkerStacks) -> String {
     if let Some(absence) = &worker.native_absence {
         let _ = writeln!(text, "  no native stack: {}", plain(absence));
     }
+    if let Some(watts) = worker.device_watts {
+        let _ = writeln!(text, "  its device draws {watts:.0} W");
+    }
     text
 }
 
@@ -140,12 +143,14 @@ ranks 0-2: wait (train.py:9)
     fn text_of_one_worker_has_its_threads_and_no_control_characters() {
         let mut worker = worker(3, &[("load", 17)]);
         worker.kernel_absence = Some("no more".to_owned());
+        worker.device_watts = Some(65.4);
         let expected = "\
 rank 3, pid 70
   Python thread 0x7f00
     /u/train.py:17 in load
   no more
   thread 70 (python): sleeps in futex; CPU 1.50 s
+  its device draws 65 W
 ";
         assert_eq!(render_worker(&worker), expected);
     }

@@ -14,6 +14,7 @@ use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
 use crate::logs::tree::ERROR_FILE;
 use crate::process::oom::OomKills;
 use crate::reporter::causes::is_exception;
+use crate::reporter::device;
 use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::exception::{WorkerException, exception_in_output, exception_of_report};
 use crate::reporter::log_space::{self, LogDisk};
@@ -21,6 +22,7 @@ use crate::reporter::memory::{self, kill_in_words};
 use crate::reporter::stacks::render_briefly;
 use peers::PeerReport;
 use rankrun_core::device::WorkerDevice;
+use rankrun_core::device::reading::DeviceCounters;
 use rankrun_core::job_event::{FailureKind, ForeignKill};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Exit, Pid, signal_name};
@@ -72,6 +74,8 @@ pub(crate) struct FailureReport {
     pub not_joined: Vec<Rank>,
     /// Why the workers made no progress, in words.
     pub hang: Option<String>,
+    /// The error counters of its device, if they were read.
+    pub counters: Option<DeviceCounters>,
     /// The devices that were found dead after it.
     pub dead_devices: Vec<DeadDeviceSummary>,
     /// The workers that had exited with 0 before it, in the order in which that was seen.
@@ -169,7 +173,10 @@ pub(crate) fn render(failure: &FailureReport) -> String {
         row("raised", plain(&exception));
     }
     if failure.device.is_known_to_runtime {
-        row("device", device(&failure.device));
+        row("device", device::identity(&failure.device));
+    }
+    if let Some(counters) = failure.counters.as_ref().and_then(device::counters) {
+        row("counters", plain(&counters));
     }
     for dead in &failure.dead_devices {
         row("dead", plain(&format!("{} of {}: {}", dead.device, ranks(&dead.ranks), dead.why)));
@@ -345,18 +352,6 @@ fn keep_hint(failure: &FailureReport) -> String {
             failure.local_rank
         ),
     }
-}
-
-/// `cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1`
-fn device(device: &WorkerDevice) -> String {
-    let mut text = device.to_string();
-    if let Some(failure) = &device.identity {
-        text.push_str(&format!(", {failure}"));
-        if let Some(node) = failure.accelerator.numa_node {
-            text.push_str(&format!(", NUMA node {node}"));
-        }
-    }
-    text
 }
 
 fn failure_text(failure: &FailureReport) -> String {

@@ -2,6 +2,7 @@
 
 use super::*;
 use rankrun_contract::rank::NodeRank;
+use rankrun_core::device::reading::DeviceReading;
 use rankrun_core::device::{ChosenDevice, DeviceType, fake};
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ pub(in crate::reporter) fn example_failure() -> FailureReport {
         program: ProgramKind::Any,
         not_joined: Vec::new(),
         hang: None,
+        counters: None,
         dead_devices: Vec::new(),
         early: Vec::new(),
         other_ends: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
@@ -107,6 +109,25 @@ fn failure_report_identifies_device() {
     failure.device = WorkerDevice { kind: DeviceType::Cuda, identity, ..WorkerDevice::cpu(LocalRank(0)) };
     let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
     assert!(render(&failure).contains(row), "{}", render(&failure));
+}
+
+#[test]
+fn counters_of_device_are_a_row_if_they_changed() {
+    let reading = |ecc| DeviceReading { uncorrected_ecc: Some(ecc), ..DeviceReading::default() };
+    let row = |after, serial: Option<&str>| {
+        let before = DeviceReading { serial: serial.map(str::to_owned), ..reading(0) };
+        let counters = Some(DeviceCounters { uuid: "GPU-1".to_owned(), before, after });
+        let text = render(&FailureReport { counters, ..example_failure() });
+        text.lines().find_map(|line| line.strip_prefix("  counters  ")).map(str::to_owned)
+    };
+    assert_eq!(row(Ok(reading(0)), Some("165")), None);
+    assert_eq!(
+        row(Ok(reading(2)), Some("165\x1b[31m")).as_deref(),
+        Some("ECC uncorrected 0 → 2 (serial 165, GPU-1)")
+    );
+    assert_eq!(row(Ok(reading(2)), None).as_deref(), Some("ECC uncorrected 0 → 2 (GPU-1)"));
+    let hung = Err("NVML: no answer within 1.4 s".to_owned());
+    assert_eq!(row(hung, None).as_deref(), Some("not read after the failure: NVML: no answer within 1.4 s"));
 }
 
 #[test]

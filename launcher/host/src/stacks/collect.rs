@@ -5,6 +5,7 @@
 //! block it before: the kernel blocks a signal while its handler runs.
 #![expect(clippy::disallowed_methods, reason = "all workers together have a limit")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,7 @@ use rankrun_core::posix::Pid;
 use rankrun_core::stacks::faulthandler::parse_dump;
 use rankrun_core::stacks::{KernelThread, StackSource, WorkerStacks};
 
+use super::device_power::PowerRun;
 use super::dump_file::DumpFile;
 use super::kernel;
 use super::tools::{StackTools, ToolRuns, program_process};
@@ -72,6 +74,8 @@ pub(crate) struct StackTarget {
     pub(crate) dump: Option<Arc<DumpFile>>,
     /// It was started with `--allow-ptrace`.
     pub(crate) names_tracer: bool,
+    /// The device whose power draw is worth a look.
+    pub(crate) device_uuid: Option<String>,
 }
 
 /// A target, and how far it has come.
@@ -125,21 +129,25 @@ pub(super) fn collect_stacks(
     until: Instant,
 ) -> Vec<WorkerStacks> {
     let most = (MAX_DUMPS / targets.len().max(1)).min(MAX_DUMP);
+    let mut power = PowerRun::start(&targets);
     let mut collections: Vec<Collection> = targets.into_iter().map(Collection::begin).collect();
     let mut pause = FIRST_PAUSE;
     loop {
         let is_waiting =
             collections.iter_mut().map(Collection::advance).fold(false, |one, other| one | other);
         let has_started = tools.is_some_and(|tools| start_tools(&mut collections, tools));
-        if !(is_waiting || has_started) || Instant::now() >= until {
+        let is_asking = power.as_mut().is_some_and(PowerRun::advance);
+        if !(is_waiting || has_started || is_asking) || Instant::now() >= until {
             break;
         }
-        wait_for_tools(&collections, pause);
+        wait_for_tools(&collections, power.as_ref().filter(|_| is_asking), pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
     collections.iter_mut().filter_map(|collection| collection.tools.as_mut()).for_each(ToolRuns::stop);
+    power.iter_mut().for_each(PowerRun::stop);
     let tools_end = Instant::now() + END_AFTER_KILL;
-    collections.into_iter().map(|collection| collection.finish(most, tools_end)).collect()
+    let watts = power.map(|power| power.finish(tools_end)).unwrap_or_default();
+    collections.into_iter().map(|collection| collection.finish(most, tools_end, &watts)).collect()
 }
 
 /// Lets the tools look into workers whose turn has come; true if one was begun.
@@ -151,10 +159,10 @@ fn start_tools(collections: &mut [Collection], tools: &StackTools) -> bool {
 }
 
 /// Until a tool has written something, or the pause is over.
-fn wait_for_tools(collections: &[Collection], pause: Duration) {
+fn wait_for_tools(collections: &[Collection], power: Option<&PowerRun>, pause: Duration) {
     let tools = collections.iter().filter_map(|collection| collection.tools.as_ref());
-    let mut fds: Vec<PollFd<'_>> =
-        tools.flat_map(ToolRuns::fds).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    let fds = tools.flat_map(ToolRuns::fds).chain(power.into_iter().flat_map(PowerRun::fds));
+    let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     if fds.is_empty() {
         std::thread::sleep(pause);
         return;
@@ -247,11 +255,16 @@ impl Collection {
         matches!(self.state, CollectionState::Waiting { .. })
     }
 
-    fn finish(self, most: usize, tools_end: Instant) -> WorkerStacks {
+    fn finish(self, most: usize, tools_end: Instant, watts: &BTreeMap<String, f64>) -> WorkerStacks {
         let Self { target, pid, state, threads, tools, .. } = self;
-        let StackTarget { rank, local_rank, dump, names_tracer, .. } = target;
-        let mut stacks =
-            WorkerStacks { rank, local_rank, pid: pid.map(Pid::as_raw), ..WorkerStacks::default() };
+        let StackTarget { rank, local_rank, dump, names_tracer, device_uuid, .. } = target;
+        let mut stacks = WorkerStacks {
+            rank,
+            local_rank,
+            pid: pid.map(Pid::as_raw),
+            device_watts: device_uuid.and_then(|uuid| watts.get(&uuid).copied()),
+            ..WorkerStacks::default()
+        };
         let bytes = match (&state, &dump) {
             // What there is of a dump whose handler hangs is worth showing too.
             (CollectionState::Written | CollectionState::Waiting { .. }, Some(dump)) => {
@@ -388,6 +401,7 @@ mod tests {
             is_live: true,
             dump: None,
             names_tracer: false,
+            device_uuid: None,
         };
         let at = start + Duration::from_secs(1);
         let method = StackMethod::Signal;
@@ -409,6 +423,7 @@ mod tests {
             is_live,
             dump: Some(Arc::new(DumpFile::open().unwrap())),
             names_tracer: false,
+            device_uuid: None,
         };
         let targets =
             vec![target(Some(own_pid()), true), target(Some(own_pid()), false), target(None, false)];

@@ -3,6 +3,7 @@
 //! long as they may: a thread beside the agent's makes them.
 
 mod collect;
+mod device_power;
 mod dump_file;
 mod kernel;
 mod ptrace_facts;

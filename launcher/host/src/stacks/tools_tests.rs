@@ -59,6 +59,7 @@ impl Worker {
             is_live: true,
             dump: None,
             names_tracer: false,
+            device_uuid: None,
         };
         let until = Instant::now() + limit;
         let stacks = collect_stacks(vec![target], Some(tools), until).remove(0);

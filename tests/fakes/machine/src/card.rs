@@ -62,6 +62,12 @@ pub struct Card {
     pub throttle: Option<u64>,
     /// `ecc 0`: uncorrected errors.
     pub ecc: Option<u64>,
+    /// `ecc-corrected 0`: corrected errors.
+    pub ecc_corrected: Option<u64>,
+    /// `serial 1650000000001`
+    pub serial: Option<String>,
+    /// `nvlink-errors 0 0 3 1`: of its first link, checksums in flow control and data, replays, recoveries.
+    pub nvlink_errors: [u64; 4],
     /// `retired 3`: pages.
     pub retired: Option<u32>,
     /// `retirement pending`

@@ -62,6 +62,10 @@ impl Display for Card {
         known(f, "utilisation", self.utilisation)?;
         known(f, "throttle", self.throttle.map(|bits| format!("{bits:#x}")))?;
         known(f, "ecc", self.ecc)?;
+        known(f, "ecc-corrected", self.ecc_corrected)?;
+        known(f, "serial", self.serial.as_ref())?;
+        let [flit, data, replay, recovery] = self.nvlink_errors;
+        writeln!(f, "  nvlink-errors {flit} {data} {replay} {recovery}")?;
         known(f, "retired", self.retired)?;
         known(f, "retirement", self.retirement_pending.then_some("pending"))?;
         known(f, "remapped", self.remapped)?;
@@ -186,6 +190,12 @@ impl Card {
         match key {
             "cpus" => self.cpus = Some(value.to_owned()),
             "ecc" => self.ecc = Some(number(value)?),
+            "ecc-corrected" => self.ecc_corrected = Some(number(value)?),
+            "serial" => self.serial = Some(value.to_owned()),
+            "nvlink-errors" => {
+                let counts: Result<Vec<u64>, String> = value.split(' ').map(number).collect();
+                self.nvlink_errors = counts?.try_into().map_err(|_| "four numbers are needed")?;
+            }
             "retirement" => self.retirement_pending = true,
             "capability" => {
                 let (major, minor) = value.split_once('.').ok_or("`major.minor` is needed")?;

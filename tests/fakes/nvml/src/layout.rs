@@ -1,6 +1,6 @@
 //! The library's structures, as far as the fake writes them (*NVML API Reference*, "Device Structs").
 
-use std::ffi::{c_char, c_uint, c_ulonglong};
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulonglong};
 
 use fake_machine::Pci;
 
@@ -77,4 +77,16 @@ pub(crate) struct ProcessInfo {
     pub(crate) memory: c_ulonglong,
     pub(crate) gpu_instance: c_uint,
     pub(crate) compute_instance: c_uint,
+}
+
+/// `nvmlFieldValue_t`
+#[repr(C)]
+pub(crate) struct FieldValue {
+    pub(crate) field: c_uint,
+    scope: c_uint,
+    timestamp: c_longlong,
+    latency: c_longlong,
+    pub(crate) value_type: c_uint,
+    pub(crate) answer: c_int,
+    pub(crate) value: c_ulonglong,
 }

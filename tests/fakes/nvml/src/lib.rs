@@ -152,6 +152,30 @@ unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut D
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) -> c_int {
+    of_machine("nvmlDeviceGetHandleByUUID", |machine| {
+        // SAFETY: the caller gives a C string.
+        let uuid = unsafe { CStr::from_ptr(uuid) }.to_string_lossy();
+        let by_pci = machine.by_pci(Vendor::Nvidia);
+        let index = by_pci.iter().position(|at| machine.cards[*at].uuid == uuid).ok_or(NOT_FOUND)?;
+        if machine.cards[by_pci[index]].lost == Some(Lost::Handle) {
+            return Err(GPU_IS_LOST);
+        }
+        // SAFETY: the caller gives a place for one handle.
+        unsafe { put(device, Some(index + 1)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetSerial(device: Device, serial: *mut c_char, room: c_uint) -> c_int {
+    of_device("nvmlDeviceGetSerial", device, |about| {
+        let text = about.card.serial.as_ref().ok_or(NOT_SUPPORTED)?;
+        // SAFETY: the caller gives `room` bytes.
+        unsafe { put_text(serial, room, text) }
+    })
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, room: c_uint) -> c_int {
     of_device("nvmlDeviceGetName", device, |about| {
         let text = about.mig.map_or_else(

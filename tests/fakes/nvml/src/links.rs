@@ -1,10 +1,10 @@
 //! How the cards are linked.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use fake_machine::{Path, Pci};
 
-use crate::layout::PciInfo;
+use crate::layout::{FieldValue, PciInfo};
 use crate::{About, Device, INVALID_ARGUMENT, NOT_SUPPORTED, of_device, put};
 
 /// Where a link leads: to the card at this position, or to a switch.
@@ -51,6 +51,47 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
         let found = if link(about, number)?.is_some() { 0 } else { 2 };
         // SAFETY: the caller gives a place for one number.
         unsafe { put(kind, Some(found)) }
+    })
+}
+
+/// Its counters are numbered: replay, recovery, flow control, data.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNvLinkErrorCounter(
+    device: Device,
+    number: c_uint,
+    counter: c_uint,
+    count: *mut c_ulonglong,
+) -> c_int {
+    of_device("nvmlDeviceGetNvLinkErrorCounter", device, |about| {
+        link(about, number)?;
+        let at = [2, 3, 0, 1].get(counter as usize).ok_or(INVALID_ARGUMENT)?;
+        let errors = if number == 0 { about.card.nvlink_errors[*at] } else { 0 };
+        // SAFETY: the caller gives a place for one number.
+        unsafe { put(count, Some(errors)) }
+    })
+}
+
+/// The numbers of the fields that count all links together, in the order of the card's errors.
+const TOTALS: [c_uint; 4] = [38, 45, 52, 59];
+/// The type of a value: `unsigned long long`.
+const OF_TYPE_U64: c_uint = 3;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetFieldValues(
+    device: Device,
+    count: c_int,
+    values: *mut FieldValue,
+) -> c_int {
+    of_device("nvmlDeviceGetFieldValues", device, |about| {
+        for at in 0..usize::try_from(count).map_err(|_| INVALID_ARGUMENT)? {
+            // SAFETY: the caller gives so many structures.
+            let value = unsafe { &mut *values.add(at) };
+            let total = TOTALS.iter().position(|field| *field == value.field);
+            value.answer = if total.is_some() { 0 } else { NOT_SUPPORTED };
+            value.value_type = OF_TYPE_U64;
+            value.value = total.map_or(0, |total| about.card.nvlink_errors[total]);
+        }
+        Ok(())
     })
 }
 

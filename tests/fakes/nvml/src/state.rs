@@ -80,7 +80,7 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 ) -> c_int {
     // SAFETY: the caller gives a place for one number.
     of_device("nvmlDeviceGetTotalEccErrors", device, |about| unsafe {
-        put(count, if kind == 1 { about.card.ecc } else { about.card.ecc.map(|_| 0) })
+        put(count, if kind == 1 { about.card.ecc } else { about.card.ecc_corrected })
     })
 }
 

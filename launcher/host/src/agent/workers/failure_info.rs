@@ -57,6 +57,7 @@ impl WorkerGroup {
             oom: self.oom_kills(),
             log_disk: self.log_disk(local_rank),
             stacks: self.stacks_of(failure),
+            counters: self.counters.as_ref(),
         }
     }
 

@@ -14,7 +14,13 @@ use crate::control::snapshot::JobSnapshot;
 use crate::stacks::StackTarget;
 use rankrun_core::agent::state::control::StateSummary;
 use rankrun_core::device::ChosenDevice;
+use rankrun_core::device::reading::ReadingTarget;
 use rankrun_core::placement::{Placement, WorkerId};
+
+/// The device of a worker, if it has counters of its own.
+fn device_of(placement: &Placement) -> Option<ReadingTarget> {
+    ReadingTarget::of(&placement.device.identity.as_ref()?.accelerator)
+}
 
 impl WorkerGroup {
     /// The status; `is_live` says which workers of this generation are not reaped.
@@ -64,6 +70,7 @@ impl WorkerGroup {
             is_live: is_live(placement.local_rank),
             dump: self.dumps.get(&placement.local_rank).cloned(),
             names_tracer: self.spec.options.allow_ptrace,
+            device_uuid: device_of(placement).map(|target| target.uuid),
         };
         self.placements.iter().map(target).collect()
     }

@@ -51,7 +51,7 @@ impl CardQuery {
         self.loss.get_or_insert_with(|| error_text::error_message(error));
     }
 
-    fn condition(self) -> Condition {
+    pub(super) fn condition(self) -> Condition {
         self.loss.map_or(Condition::Answers, |why| Condition::Lost { why })
     }
 }
@@ -174,7 +174,7 @@ fn is_uuid(text: &str) -> bool {
 }
 
 /// A name without control characters; `None` if it is empty then.
-fn sanitize_name(name: &str) -> Option<String> {
+pub(super) fn sanitize_name(name: &str) -> Option<String> {
     let name: String = name.chars().filter(|c| !c.is_control()).collect();
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

@@ -8,7 +8,7 @@ use crate::device_probe::nvidia::{Handle, error_text, raw};
 use rankrun_core::device::{DeviceLink, LinkKind, PciAddress};
 
 /// The value of `NVML_NVLINK_MAX_LINKS` in NVML's header.
-const MOST_LINKS: u32 = 18;
+pub(super) const MOST_LINKS: u32 = 18;
 
 /// NVML's numbers for the kind of device at the other end of a link.
 const REMOTE_GPU: u32 = 0;

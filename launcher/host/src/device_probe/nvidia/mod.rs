@@ -6,6 +6,7 @@
 //! | `state` | its state: heat, power, clocks, errors |
 //! | `processes` | the processes on it |
 //! | `links` | how two cards are joined |
+//! | `reading` | error counters of chosen cards |
 //! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
 //! | `error_text` | the library's errors in words (pure) |
 //!
@@ -21,6 +22,7 @@ mod identity;
 mod links;
 mod processes;
 mod raw;
+mod reading;
 mod state;
 
 use std::ffi::OsStr;
@@ -29,6 +31,8 @@ use std::path::Path;
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
+
+pub(crate) use reading::read_devices;
 
 use crate::device_probe::cuda_driver;
 use rankrun_core::device::{

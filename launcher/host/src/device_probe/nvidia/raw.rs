@@ -6,15 +6,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try, nvml_try_count};
 
 use rankrun_core::device::Memory;
-
-/// Rows of memory that were remapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RemappedRows {
-    /// So many, for corrected and uncorrected errors.
-    pub(super) rows: u32,
-    /// More rows wait for a reset of the card.
-    pub(super) pending: bool,
-}
+use rankrun_core::device::reading::RemappedRows;
 
 /// `nvmlDeviceGetMemoryInfo`, which drivers before R510 have alone.
 pub(super) fn memory(device: &Device<'_>) -> Result<Memory, NvmlError> {
@@ -38,7 +30,8 @@ pub(super) fn remapped_rows(device: &Device<'_>) -> Result<RemappedRows, NvmlErr
         call(device.handle(), &raw mut corrected, &raw mut uncorrected, &raw mut pending, &raw mut failed)
     };
     nvml_try(code)?;
-    Ok(RemappedRows { rows: u32::saturating_add(corrected, uncorrected), pending: pending != 0 })
+    let rows = u32::saturating_add(corrected, uncorrected);
+    Ok(RemappedRows { rows, is_pending: pending != 0, has_failed: failed != 0 })
 }
 
 /// How many pages `nvmlDeviceGetRetiredPages` names for one cause (0: several single-bit errors, 1: a double-bit

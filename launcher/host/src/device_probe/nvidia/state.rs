@@ -35,7 +35,7 @@ pub(super) fn probe_state(device: &Device<'_>, answers: &mut CardQuery) -> Devic
         uncorrected_ecc: answers
             .optional(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)),
         retired: sum_known(pages.into_iter().chain([rows.map(|rows| rows.rows)])),
-        retirement_pending: pages_pending || rows.is_some_and(|rows| rows.pending),
+        retirement_pending: pages_pending || rows.is_some_and(|rows| rows.is_pending),
         processes: processes::probe_processes(device, answers),
     }
 }

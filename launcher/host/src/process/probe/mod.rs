@@ -25,6 +25,7 @@ use rankrun_core::posix::Pid;
 
 use crate::device_probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
 use crate::process::signal::{SignalInbox, raise_with_default_action};
+use rankrun_core::device::reading::DeviceReading;
 use rankrun_core::device::{CudaOrder, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use rankrun_core::exit_code::{USAGE, code_of_signal};
 use rankrun_core::posix::Exit;
@@ -85,13 +86,13 @@ impl Probes {
     /// Starts a probe for each question; a probe that cannot be started has failed.
     #[must_use]
     pub fn start(questions: &[Probe], limit: Duration, now: Instant) -> Self {
-        let start = |&probe| {
+        let start = |probe: &Probe| {
             let run = probe_command(probe).and_then(|command| ProbeRun::start(&command, limit, now));
             let progress = match run {
                 Ok(run) => ProbeProgress::Running(run),
                 Err(error) => ProbeProgress::Answered(Err(ProbeFailed::not_started(&error))),
             };
-            (probe, progress)
+            (probe.clone(), progress)
         };
         Self { probes: questions.iter().map(start).collect() }
     }
@@ -113,13 +114,9 @@ impl Probes {
         self.running().filter_map(ProbeRun::deadline).min()
     }
 
-    /// Records that another part of the agent has reaped this child, a probe or not.
-    pub(crate) fn on_reaped(&mut self, pid: Pid, exit: Exit) {
-        for (_, progress) in &mut self.probes {
-            if let ProbeProgress::Running(run) = progress {
-                run.on_reaped(pid, exit);
-            }
-        }
+    /// Records that another part of the agent has reaped this child; true if it was one of the probes.
+    pub(crate) fn on_reaped(&mut self, pid: Pid, exit: Exit) -> bool {
+        self.running_mut().map(|run| run.on_reaped(pid, exit)).fold(false, |one, other| one | other)
     }
 
     /// Handles the events so far; `true` once every question has its answer.
@@ -139,7 +136,7 @@ impl Probes {
     pub fn waiting_for(&self) -> String {
         let waiting =
             self.probes.iter().filter(|(_, progress)| matches!(progress, ProbeProgress::Running(_)));
-        let sources: Vec<&str> = waiting.map(|(probe, _)| source(*probe)).collect();
+        let sources: Vec<&str> = waiting.map(|(probe, _)| source(probe)).collect();
         sources.join(" and ")
     }
 
@@ -150,15 +147,15 @@ impl Probes {
         for (probe, answer) in self.into_answers() {
             let machine = match answer {
                 Ok(Answer::Machine(machine)) => machine,
-                Ok(Answer::CudaOrder(_)) => {
-                    failed_probe_machine(probe, &ProbeFailed::unreadable_answer("another question"))
+                Ok(Answer::CudaOrder(_) | Answer::Readings(_)) => {
+                    failed_probe_machine(&probe, &ProbeFailed::unreadable_answer("another question"))
                 }
-                Err(failed) => failed_probe_machine(probe, &failed),
+                Err(failed) => failed_probe_machine(&probe, &failed),
             };
             match probe {
                 Probe::Nvidia(_) => nvidia = machine,
                 Probe::Kernel(_) => kernel = machine,
-                Probe::CudaOrder => {}
+                Probe::CudaOrder | Probe::Readings(_) => {}
             }
         }
         merge::merge(nvidia, kernel)
@@ -172,7 +169,21 @@ impl Probes {
         match self.into_answers().next() {
             Some((_, Ok(Answer::CudaOrder(order)))) => order,
             Some((_, Err(failed))) => Err(failed.to_string()),
-            Some((_, Ok(Answer::Machine(_)))) | None => {
+            Some((_, Ok(Answer::Machine(_) | Answer::Readings(_)))) | None => {
+                Err(ProbeFailed::unreadable_answer("another question").to_string())
+            }
+        }
+    }
+
+    /// The answer of [`Probe::Readings`], if it was the only probe.
+    ///
+    /// # Errors
+    /// The reason why there is no answer, in words.
+    pub(crate) fn into_readings(self) -> Result<Vec<DeviceReading>, String> {
+        match self.into_answers().next() {
+            Some((_, Ok(Answer::Readings(readings)))) => readings,
+            Some((probe, Err(failed))) => Err(format!("{}: {failed}", source(&probe))),
+            Some((_, Ok(Answer::Machine(_) | Answer::CudaOrder(_)))) | None => {
                 Err(ProbeFailed::unreadable_answer("another question").to_string())
             }
         }
@@ -238,18 +249,18 @@ impl Drop for Probes {
 }
 
 /// The source that a probe queries.
-const fn source(probe: Probe) -> &'static str {
+const fn source(probe: &Probe) -> &'static str {
     match probe {
-        Probe::Nvidia(_) => "NVML",
+        Probe::Nvidia(_) | Probe::Readings(_) => "NVML",
         Probe::Kernel(_) => "the kernel's view of the devices",
         Probe::CudaOrder => "the CUDA driver",
     }
 }
 
 /// The snapshot of a probe that gave none.
-fn failed_probe_machine(probe: Probe, failed: &ProbeFailed) -> Machine {
+fn failed_probe_machine(probe: &Probe, failed: &ProbeFailed) -> Machine {
     let kinds: &[DeviceType] = match probe {
-        Probe::Nvidia(_) | Probe::CudaOrder => &[DeviceType::Cuda],
+        Probe::Nvidia(_) | Probe::CudaOrder | Probe::Readings(_) => &[DeviceType::Cuda],
         Probe::Kernel(_) => &KERNEL_ONLY,
     };
     let what: ProbeProblemKind = failed.to_problem_kind();
@@ -299,13 +310,13 @@ fn program_name() -> OsString {
 
 /// This program under its own name, as the probe of one question. The environment is kept, since libraries are found
 /// through it, except for the question with an answer that depends on it.
-fn probe_command(probe: Probe) -> io::Result<WorkerCommand> {
-    let question = serde_json::to_string(&probe)?;
+pub(crate) fn probe_command(probe: &Probe) -> io::Result<WorkerCommand> {
+    let question = serde_json::to_string(probe)?;
     let order = match probe {
         Probe::CudaOrder => Some(c"CUDA_DEVICE_ORDER=FASTEST_FIRST"),
         // For the CUDA driver, in case NVML is missing.
         Probe::Nvidia(_) => Some(c"CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        Probe::Kernel(_) => None,
+        Probe::Kernel(_) | Probe::Readings(_) => None,
     };
     let is_changed =
         |name: &OsStr| order.is_some() && (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER");

@@ -205,11 +205,13 @@ impl ProbeRun {
         self.pidfd.is_none()
     }
 
-    /// Records that another part of the process has reaped this child, the probe or not.
-    pub(crate) fn on_reaped(&mut self, pid: Pid, exit: Exit) {
-        if pid == self.pid && self.process == ProbeProcess::Running {
+    /// Records that another part of the process has reaped this child; true if it was the probe.
+    pub(crate) fn on_reaped(&mut self, pid: Pid, exit: Exit) -> bool {
+        let is_probe = pid == self.pid && self.process == ProbeProcess::Running;
+        if is_probe {
             self.process = ProbeProcess::Reaped(exit);
         }
+        is_probe
     }
 
     /// Handles the events so far; returns the answer, once.

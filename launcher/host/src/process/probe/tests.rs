@@ -141,14 +141,14 @@ fn readable(pidfd: &impl AsFd) {
 
 #[test]
 fn only_cuda_order_probe_changes_environment() {
-    let ask = probe_command(Probe::Kernel(ProbeScope::default())).unwrap();
+    let ask = probe_command(&Probe::Kernel(ProbeScope::default())).unwrap();
     assert_eq!(ask.envp.len(), std::env::vars_os().count());
     assert_eq!(ask.path.as_c_str(), OWN_PROGRAM);
     let argument = OsStr::from_bytes(ask.argv[1].as_bytes());
     let probe: Probe = serde_json::from_slice(parse_probe_argument(argument).unwrap()).unwrap();
     assert_eq!(probe, Probe::Kernel(ProbeScope::default()));
 
-    let ask = probe_command(Probe::CudaOrder).unwrap();
+    let ask = probe_command(&Probe::CudaOrder).unwrap();
     let of_cuda: Vec<&str> = ask
         .envp
         .iter()
@@ -163,7 +163,7 @@ fn only_cuda_order_probe_changes_environment() {
 fn failed_probe_is_problem_of_its_device_types() {
     let failed = ProbeFailed::Hung { limit: LONG };
     let kinds = |probe| {
-        failed_probe_machine(probe, &failed).troubles.iter().map(|problem| problem.kind).collect::<Vec<_>>()
+        failed_probe_machine(&probe, &failed).troubles.iter().map(|problem| problem.kind).collect::<Vec<_>>()
     };
     assert_eq!(kinds(Probe::Nvidia(ProbeScope::default())), [DeviceType::Cuda]);
     assert_eq!(kinds(Probe::Kernel(ProbeScope::default())), KERNEL_ONLY);

@@ -7,7 +7,6 @@ use serde::Serialize;
 use rankrun_contract::rank::Rank;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
 use rankrun_core::agent::failure::failure_cause;
-use rankrun_core::device::WorkerDevice;
 use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::FailureKind;
 use rankrun_core::job_event::memory::OomEvidence;
@@ -17,8 +16,9 @@ use rankrun_core::rendezvous::{FailureNote, NodeName, PeerLoss, RendezvousEnd, W
 use rankrun_core::spec::restart::FailureCause;
 use rankrun_core::stacks::WorkerStacks;
 
+use super::device::{DeviceRecord, device_record};
 use super::hang::{HangRecord, hang_record};
-use super::seconds;
+use super::{seconds, some};
 use crate::reporter::exception::{WorkerException, exception_of_message};
 use crate::reporter::summary::peers::PeerReport;
 use crate::reporter::summary::{FailureReport, headline, timestamp};
@@ -62,16 +62,6 @@ struct FailedNode {
     name: Option<String>,
     rank: Option<u32>,
     address: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct DeviceRecord {
-    kind: &'static str,
-    index: u32,
-    name: Option<String>,
-    uuid: Option<String>,
-    pci: Option<String>,
-    numa_node: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -164,7 +154,7 @@ pub(crate) fn local_failure(
         local_rank: Some(failure.local_rank.0),
         pid: Some(failure.pid.as_raw()),
         node: Some(failed_node(&failure.node)),
-        device: device_record(&failure.device),
+        device: device_record(&failure.device, failure.counters.as_ref()),
         exit: Some(exit_record(failure.exit)),
         started: Some(timestamp(failure.started)),
         ended: Some(timestamp(failure.ended)),
@@ -322,18 +312,6 @@ fn failed_node(node: &NodeName) -> FailedNode {
     FailedNode { name: node.host.clone(), rank: node.rank.map(|rank| rank.0), address: node.addr.clone() }
 }
 
-fn device_record(device: &WorkerDevice) -> Option<DeviceRecord> {
-    let accelerator = device.identity.as_ref().map(|identity| &identity.accelerator);
-    device.is_known_to_runtime.then(|| DeviceRecord {
-        kind: device.kind.as_str(),
-        index: device.ordinal,
-        name: accelerator.map(|it| it.name.clone()).filter(|name| !name.is_empty()),
-        uuid: accelerator.and_then(|it| it.uuid.clone()),
-        pci: accelerator.and_then(|it| it.pci).map(|pci| pci.to_string()),
-        numa_node: accelerator.and_then(|it| it.numa_node),
-    })
-}
-
 fn exit_record(exit: Exit) -> ExitRecord {
     match exit {
         Exit::Code(code) => ExitRecord::Code { code },
@@ -345,9 +323,4 @@ fn exit_record(exit: Exit) -> ExitRecord {
 
 fn numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|rank| rank.0).collect()
-}
-
-/// A list that is not empty.
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
-    Some(list).filter(|list| !list.is_empty())
 }
