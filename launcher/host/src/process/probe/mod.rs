@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rankrun_contract::env::KEEP;
 use rankrun_core::posix::Pid;
 
 use crate::device_probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
@@ -325,6 +326,8 @@ pub(crate) fn probe_command(probe: &Probe) -> io::Result<WorkerCommand> {
         .map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<Vec<_>, _>>()?;
     envp.extend(order.map(ToOwned::to_owned));
+    // One that hangs in a driver while the workers end is not what they have left behind.
+    envp.push(CString::new(format!("{KEEP}=1"))?);
     own_command(&format!("{PROBE_ARGUMENT}{question}"), envp)
 }
 
