@@ -13,6 +13,7 @@ pub mod heartbeat;
 pub mod pickle;
 mod place;
 pub mod ras;
+pub mod recorder_dumps;
 pub mod recorder_handlers;
 pub mod sentence;
 pub mod shared;
