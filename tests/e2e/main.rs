@@ -58,6 +58,7 @@ mod pid_one;
 mod ports_and_dns;
 mod progress;
 mod rank_table;
+mod recorder_dumps;
 mod report;
 mod restart_policy;
 mod restarts;

@@ -62,6 +62,8 @@ pub struct WorkerFiles<'a> {
     pub timer_file: Option<&'a Path>,
     /// By which it shows its progress.
     pub progress: Option<&'a ProgressFiles>,
+    /// The variables of PyTorch's flight recorder ([`recorder_variables`](crate::hang::recorder_dumps::recorder_variables)).
+    pub recorder: &'a [(&'static str, OsString)],
 }
 
 /// The files by which one worker shows its progress.
@@ -269,6 +271,7 @@ pub fn worker_environment(
         vars.extend(progress.ras_port.iter().map(|port| (RAS_ADDR, format!("127.0.0.1:{port}").into())));
         vars.extend(progress.trainer.iter().flat_map(TrainerAccess::variables));
     }
+    vars.extend(files.recorder.iter().cloned());
     vars.push((NESTING, spec.nesting.clone().into()));
     if spec.defaults.nccl_async_error_handling {
         vars.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into()));

@@ -1,9 +1,12 @@
-//! Reads the answer of `fr_trace_json`, a handler of the server that PyTorch has for its control plane.
+//! Reads a trace of PyTorch's flight recorder: an answer of its control plane, in JSON or as a pickle, or a dump file.
 //!
 //! The fields are those of the recorder's format 2.10. A field that is missing has no meaning here; a count that is
-//! missing is 0. gloo leaves `state` at `scheduled`, so `retired` says whether a collective is over. gloo's `pg_config`
+//! missing is 0. gloo leaves `state` at `scheduled`, so `retired` says whether a collective is over; the legacy group of
+//! NCCL retires collectives that have timed out too, and `state` tells them apart. gloo's `pg_config`
 //! has only the last group, without a name. gloo's `last_completed_collective` may stay behind for ever, although all
 //! collectives are retired: two threads write it. So it proves no wait.
+//!
+//! Source: `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +14,7 @@ use rankrun_contract::rank::Rank;
 use serde::Deserialize;
 
 use crate::hang::evidence::{Collective, GroupActivity, Groups, MessageCounts};
+use crate::hang::pickle::{PickleError, from_pickle};
 
 /// No answer is longer, in bytes. 2,000 collectives are about 1 MiB.
 pub const MAX_TRACE: usize = 16 << 20;
@@ -23,6 +27,10 @@ const MAX_NAME: usize = 128;
 const DEFAULT_GROUP: &str = "default_pg";
 /// The description of a group that has none.
 const NO_DESCRIPTION: &str = "undefined";
+/// The state of a collective that is over.
+const COMPLETED: &str = "completed";
+/// What the names of collectives begin with in the process group that was the only one for NCCL before PyTorch 2.15.
+const LEGACY_NCCL: &str = "nccl:";
 
 /// Why an answer of the flight recorder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +39,8 @@ pub enum TraceError {
     TooLong(usize),
     #[error("the flight recorder's answer is not a trace in JSON")]
     Json(#[from] serde_json::Error),
+    #[error("the flight recorder's trace cannot be read: {0}")]
+    Pickle(#[from] PickleError),
 }
 
 #[derive(Deserialize)]
@@ -58,9 +68,19 @@ struct RecordedCall {
     #[serde(default)]
     input_sizes: Vec<Vec<u64>>,
     #[serde(default)]
+    state: String,
+    #[serde(default)]
     retired: bool,
     #[serde(default)]
     is_p2p: bool,
+}
+
+impl RecordedCall {
+    fn is_over(&self) -> bool {
+        let is_completed = self.state == COMPLETED;
+        is_completed
+            || self.retired && (self.state.is_empty() || !self.profiling_name.starts_with(LEGACY_NCCL))
+    }
 }
 
 #[derive(Deserialize)]
@@ -81,9 +101,9 @@ struct RecordedGroup {
     name: String,
     activity: GroupActivity,
     /// The last collective that is over.
-    last_retired: u64,
+    last_over: u64,
     /// Those that are not. The program has gone past the ones before the last that is over, such as a call without a `wait`.
-    unretired: BTreeSet<u64>,
+    unfinished: BTreeSet<u64>,
 }
 
 /// A count as number or as text; -1 before the first.
@@ -115,7 +135,18 @@ pub fn parse_trace(text: &[u8]) -> Result<Groups, TraceError> {
     if text.len() > MAX_TRACE {
         return Err(TraceError::TooLong(text.len()));
     }
-    let trace: Trace = serde_json::from_slice(text)?;
+    Ok(groups_of(&serde_json::from_slice(text)?))
+}
+
+/// As [`parse_trace`], for a pickle, as older recorders answer and all write into files.
+///
+/// # Errors
+/// It is too long, is not a pickle of plain data, or not a trace.
+pub fn parse_pickled_trace(bytes: &[u8]) -> Result<Groups, TraceError> {
+    Ok(groups_of(&from_pickle(bytes)?))
+}
+
+fn groups_of(trace: &Trace) -> Groups {
     let mut recorded: BTreeMap<u64, RecordedGroup> = BTreeMap::new();
     for entry in &trace.entries {
         recorded.entry(entry.pg_id).or_default().record(entry);
@@ -137,7 +168,7 @@ pub fn parse_trace(text: &[u8]) -> Result<Groups, TraceError> {
             group.members = parse_ranks(&config.ranks);
         }
     }
-    Ok(groups)
+    groups
 }
 
 impl RecordedGroup {
@@ -155,14 +186,14 @@ impl RecordedGroup {
         if entry.is_p2p {
             let MessageCounts { called, finished } = &mut group.messages;
             *called = entry.op_id.max(*called);
-            *finished += u64::from(entry.retired);
+            *finished += u64::from(entry.is_over());
             return;
         }
         let sequence = entry.collective_seq_id;
-        if entry.retired {
-            self.last_retired = self.last_retired.max(sequence);
+        if entry.is_over() {
+            self.last_over = self.last_over.max(sequence);
         } else {
-            self.unretired.insert(sequence);
+            self.unfinished.insert(sequence);
         }
         group.enqueued = group.enqueued.max(sequence);
         push_recent(group, entry);
@@ -176,7 +207,7 @@ impl RecordedGroup {
     }
 
     fn into_named(mut self) -> (String, GroupActivity) {
-        let pending = self.unretired.range(self.last_retired + 1..).next();
+        let pending = self.unfinished.range(self.last_over + 1..).next();
         self.activity.completed = pending.map_or(self.activity.enqueued, |first| first.saturating_sub(1));
         (self.name, self.activity)
     }
@@ -219,7 +250,7 @@ fn cut(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hang::flight_recorder::recorded::trace;
+    use crate::hang::flight_recorder::recorded::{dump, trace};
 
     #[test]
     fn pending_collective_of_gloo_is_read_from_recorded_trace() {
@@ -231,6 +262,35 @@ mod tests {
         assert_eq!(all.collective(4).unwrap().name, "barrier");
         assert_eq!(groups["1"].pending(), None);
         assert_eq!(parse_trace(trace("missing", 2)).unwrap()["0"].pending(), None);
+    }
+
+    #[test]
+    fn dump_of_gloo_has_groups_of_its_answer() {
+        for rank in 0..3 {
+            let answer = parse_trace(trace("missing", rank)).unwrap();
+            assert_eq!(parse_pickled_trace(dump(rank)).unwrap(), answer, "rank {rank}");
+        }
+        assert!(matches!(parse_pickled_trace(b"\x80\x02cos\nsystem\n."), Err(TraceError::Pickle(_))));
+        assert!(matches!(parse_pickled_trace(b"\x80\x02K\x01."), Err(TraceError::Pickle(_))));
+    }
+
+    /// NCCL's legacy group retires what its watchdog has given up, and a call that is over may not be retired yet.
+    #[test]
+    fn collective_of_nccl_is_over_by_its_state() {
+        let call = |sequence: u64, library: &str, state: &str, retired: bool| {
+            format!(
+                r#"{{"process_group": ["0", "default_pg"], "collective_seq_id": {sequence}, "state": "{state}",
+                    "profiling_name": "{library}:all_reduce", "retired": {retired}}}"#
+            )
+        };
+        let pending =
+            |last: String| groups_from(&[call(1, "nccl", "completed", false), last], "")["0"].pending();
+        assert_eq!(pending(call(2, "nccl", "started", true)), Some(2));
+        assert_eq!(pending(call(2, "nccl", "scheduled", false)), Some(2));
+        assert_eq!(pending(call(2, "nccl", "completed", true)), None);
+        assert_eq!(pending(call(2, "gloo", "scheduled", true)), None);
+        // Recorded by the hook of a group that does not tell of completion.
+        assert_eq!(pending(call(2, "nccl2", "scheduled", true)), None);
     }
 
     #[test]
@@ -253,7 +313,7 @@ mod tests {
         )
     }
 
-    fn groups_of(entries: &[String], status: &str) -> Groups {
+    fn groups_from(entries: &[String], status: &str) -> Groups {
         let text = format!(r#"{{"entries": [{}], "pg_status": {{{status}}}}}"#, entries.join(","));
         parse_trace(text.as_bytes()).unwrap()
     }
@@ -263,7 +323,7 @@ mod tests {
     fn status_that_stays_behind_retired_entries_is_no_wait() {
         let entries: Vec<String> = (1..=40).map(|number| entry((0, "0"), number, false, true)).collect();
         let status = r#""0": {"last_enqueued_collective": "40", "last_completed_collective": "38"}"#;
-        let group = &groups_of(&entries, status)["0"];
+        let group = &groups_from(&entries, status)["0"];
         assert_eq!((group.enqueued, group.completed, group.pending()), (40, 40, None));
     }
 
@@ -273,13 +333,13 @@ mod tests {
         let entries = [(7, true), (8, false), (9, true), (10, false), (11, false)];
         let entries = entries.map(|(number, retired)| entry((0, "0"), number, false, retired));
         let status = r#""0": {"last_enqueued_collective": "11", "last_completed_collective": "7"}"#;
-        assert_eq!(groups_of(&entries, status)["0"].pending(), Some(10));
+        assert_eq!(groups_from(&entries, status)["0"].pending(), Some(10));
     }
 
     #[test]
     fn status_of_group_without_entries_is_skipped() {
         let status = r#""1": {"last_enqueued_collective": "3", "last_completed_collective": "-1"}"#;
-        let groups = groups_of(&[entry((2, "5"), 9, false, true)], status);
+        let groups = groups_from(&[entry((2, "5"), 9, false, true)], status);
         assert_eq!(groups.into_keys().collect::<Vec<_>>(), ["5"]);
     }
 
@@ -287,7 +347,7 @@ mod tests {
     fn group_made_anew_replaces_old_one_of_its_name() {
         let old = (1..=20).map(|number| entry((0, "0"), number, false, number < 20));
         let new = (1..=3).map(|number| entry((1, "0"), number, false, true));
-        let group = &groups_of(&old.chain(new).collect::<Vec<_>>(), "")["0"];
+        let group = &groups_from(&old.chain(new).collect::<Vec<_>>(), "")["0"];
         assert_eq!((group.enqueued, group.pending()), (3, None));
     }
 
@@ -295,7 +355,7 @@ mod tests {
     fn messages_are_counted_and_never_pending() {
         let status = r#""0": {"last_enqueued_collective": "4", "last_completed_collective": "3"}"#;
         let entries = [entry((0, "0"), 5, true, true), entry((0, "0"), 6, true, false)];
-        let group = &groups_of(&entries, status)["0"];
+        let group = &groups_from(&entries, status)["0"];
         assert_eq!(group.messages, MessageCounts { called: 6, finished: 1 });
         assert_eq!((group.enqueued, group.pending(), group.recent.len()), (4, None, 0));
     }

@@ -48,6 +48,27 @@ fn hang_sentence(hang: &Hang) -> String {
 }
 
 fn desync_sentence(desync: &Desync) -> String {
+    format!("{}; no progress for {}", calls_text(desync), seconds(desync.since))
+}
+
+/// Of a verdict whose times mean nothing: what ranks wait in or call, and which of them are missing.
+#[must_use]
+pub fn collectives_sentence(verdict: &Verdict) -> Option<String> {
+    match verdict {
+        Verdict::Progress | Verdict::NotEnoughEvidence | Verdict::Straggler(_) => None,
+        Verdict::Desync(desync) => Some(calls_text(desync)),
+        Verdict::Hang(hang) => {
+            let missing = hang.waits.first().map(|wait| &wait.missing).filter(|missing| !missing.is_empty());
+            let missing = missing.map(|missing| join(missing, "has not called it"));
+            // They stand behind the collective that they are missing in.
+            let mut parts = wait_parts(&hang.waits);
+            missing.into_iter().for_each(|text| parts.insert(1, text));
+            (!parts.is_empty()).then(|| parts.join("; "))
+        }
+    }
+}
+
+fn calls_text(desync: &Desync) -> String {
     let has_one_name = desync.calls.windows(2).all(|pair| pair[0].collective.name == pair[1].collective.name);
     let call = |Call { ranks, collective, place }: &Call| {
         let elements = collective.elements.filter(|_| has_one_name);
@@ -57,7 +78,7 @@ fn desync_sentence(desync: &Desync) -> String {
     };
     let calls: Vec<String> = desync.calls.iter().map(call).collect();
     let group = group_text(&desync.group);
-    format!("{} as #{}{group}; no progress for {}", calls.join(", "), desync.sequence, seconds(desync.since))
+    format!("{} as #{}{group}", calls.join(", "), desync.sequence)
 }
 
 fn straggler_sentence(straggler: &Straggler) -> String {
@@ -114,6 +135,7 @@ fn join(ranks: &BTreeSet<Rank>, text: &str) -> String {
         ("has been", "have been"),
         ("has worked", "have worked"),
         ("has called", "have called"),
+        ("has not called", "have not called"),
         ("does not", "do not"),
         ("shows nothing of its", "show nothing of their"),
     ];

@@ -14,6 +14,7 @@ use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut_text};
 use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, ReportError};
 
 use crate::agent::host;
+use crate::agent::recorder_dumps::verdict_of_dumps;
 use crate::blocking::file_calls::FileCalls;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::process::oom::OomKills;
@@ -29,6 +30,7 @@ use rankrun_core::agent::failure::{Failure, FollowingEnd};
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::device::reading::DeviceCounters;
 use rankrun_core::hang::sentence::sentence;
+use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::{FailureKind, WorkerEnd};
 use rankrun_core::log_route::streams_of_rank;
 use rankrun_core::placement::Placement;
@@ -104,7 +106,20 @@ impl FailureContext<'_> {
             peers = peers::group(others, &mut shown);
         }
         let failure_report = self.build_failure_report(failure, (report, files, peers));
-        (failure_report, shown)
+        (FailureReport { collectives: self.verdict_of_dumps(failure), ..failure_report }, shown)
+    }
+
+    /// By dump files of flight recorders, where no recorder was asked or its answers have led to no verdict.
+    fn verdict_of_dumps(&self, failure: &Failure) -> Option<Verdict> {
+        let attempt = self.attempt.filter(|_| failure.hang.is_none() && self.spec.has_hooks())?;
+        let folder = attempt.folder().to_path_buf();
+        let ranks: Vec<Rank> = self.placements.iter().map(|placement| placement.rank).collect();
+        let has_other_nodes = self.round.is_some_and(|round| round.nodes > NodeCount::ONE);
+        let read = {
+            let folder = folder.clone();
+            move || verdict_of_dumps(&folder, &ranks, has_other_nodes)
+        };
+        self.file_calls.run(&folder, read).flatten()
     }
 
     /// Rank and address of this node, left out in a job of a single node.
@@ -156,6 +171,7 @@ impl FailureContext<'_> {
                 }
             },
             hang: failure.hang.as_deref().map(sentence),
+            collectives: None,
             not_joined: failure.not_joined.iter().map(|local_rank| self.rank(*local_rank)).collect(),
             counters: self.counters.cloned(),
             dead_devices: failure

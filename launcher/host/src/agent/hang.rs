@@ -24,6 +24,10 @@ use rankrun_core::stacks::WorkerStacks;
 const NO_EVIDENCE: &str = "`--hang-timeout` finds nothing to watch: no worker has sent a heartbeat or shown a collective; \
                            write a line to the FIFO in `RANKRUN_HEARTBEAT` after each step";
 
+/// PyTorch 2.4 to 2.7 without CUDA answers for no recorder.
+const NO_RECORDER: &str = "its PyTorch answers for no flight recorder, so `--hang-timeout` does not know its collectives; \
+                           PyTorch 2.8 or later, or heartbeats, would tell";
+
 /// Ranks that compute between two collectives look the same as ranks that hang there.
 const NO_WAIT: &str = "no rank has shown progress for the time of `--hang-timeout`, and none waits in a collective, so they may \
                        work: `rankrun stacks` shows where they stand; heartbeats would tell";
@@ -77,6 +81,10 @@ impl Agent<'_> {
         match report {
             ProgressReport::BadHeartbeat { rank, error } => {
                 self.announce("bad_heartbeat", &format!("a heartbeat of rank {rank} is ignored: {error}"));
+                None
+            }
+            ProgressReport::NoRecorder { rank } => {
+                self.announce("no_recorder", &format!("rank {rank}: {NO_RECORDER}"));
                 None
             }
             ProgressReport::NoEvidence => {

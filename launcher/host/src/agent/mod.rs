@@ -23,6 +23,7 @@ mod job_report;
 mod opening;
 mod parent_error_file;
 mod progress;
+mod recorder_dumps;
 mod rendezvous_handle;
 mod stack_watch;
 mod starting;

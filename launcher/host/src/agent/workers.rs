@@ -57,6 +57,7 @@ use rankrun_core::agent::signal_scope::ProgramFile;
 use rankrun_core::device::DeviceChoice;
 use rankrun_core::device::reading::DeviceCounters;
 use rankrun_core::device_assignment::device_lines;
+use rankrun_core::hang::recorder_dumps::recorder_variables;
 use rankrun_core::log_route::Routes;
 use rankrun_core::notice::Notice;
 use rankrun_core::placement::{self, Placement, WorkerId};
@@ -361,10 +362,13 @@ impl WorkerGroup {
             stacks: dump.variable(),
         });
         let progress = self.progress_files(local_rank);
+        let folder = attempt.map(Attempt::folder);
+        let recorder = recorder_variables(&self.spec, device.kind, folder, &self.environment);
         let files = WorkerFiles {
             error_file: error_file.as_deref(),
             hook: hook.as_ref(),
             progress: progress.as_ref(),
+            recorder: &recorder,
             timer_file: self.file_timers.as_ref().map(FileTimerServer::path),
         };
         let command = worker_command(&self.spec, context, placement, &self.environment, files)

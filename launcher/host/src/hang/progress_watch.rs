@@ -53,6 +53,8 @@ pub(crate) enum ProgressReport {
     NoEvidence,
     /// With a limit of the user: no worker has shown progress for that time, and none waits in a collective.
     NoProgressOutsideCollectives,
+    /// The PyTorch of this rank has no handler for its flight recorder.
+    NoRecorder { rank: Rank },
     /// The first bad heartbeat of a rank.
     BadHeartbeat { rank: Rank, error: HeartbeatError },
 }
@@ -331,14 +333,21 @@ impl Observer {
             let socket = worker.recorder.as_ref().filter(|_| is_asked)?;
             Some((socket, evidence))
         });
-        thread::scope(|scope| {
+        let without = thread::scope(|scope| {
+            let mut threads = Vec::new();
             for (socket, evidence) in asked {
-                let ask = move || ask_recorder(socket, evidence, now, patience);
+                let rank = evidence.rank;
+                let ask = move || (rank, ask_recorder(socket, evidence, now, patience));
                 let thread = thread::Builder::new().name("flight-recorder".to_owned());
                 // Without a thread it is asked the next time.
-                let _ = thread.spawn_scoped(scope, ask);
+                threads.extend(thread.spawn_scoped(scope, ask));
             }
+            let answers = threads.into_iter().filter_map(|thread| thread.join().ok());
+            answers.filter(|(_, has_recorder)| !has_recorder).map(|(rank, _)| rank).min()
         });
+        if let Some(rank) = without {
+            self.report_once(ProgressReport::NoRecorder { rank });
+        }
     }
 
     fn ask_nccl(&mut self) {
@@ -409,6 +418,10 @@ impl Observer {
             false => ProgressReport::NoEvidence,
             true => ProgressReport::NoProgressOutsideCollectives,
         };
+        self.report_once(report);
+    }
+
+    fn report_once(&mut self, report: ProgressReport) {
         if !self.reported_once.contains(&discriminant(&report)) {
             self.reported_once.push(discriminant(&report));
             self.report(report);

@@ -1,5 +1,5 @@
-//! Asks the flight recorder of one worker: a POST over the Unix socket of PyTorch's control plane. The worker may hang
-//! or lie, so time and size of the answer are limited.
+//! Asks the flight recorders of one worker over the Unix socket of PyTorch's control plane: first which handlers there are,
+//! then each recorder that one of them answers for. The worker may hang or lie, so time and size of the answers are limited.
 #![expect(clippy::disallowed_methods, reason = "the deadline is measured here")]
 
 use std::io::{self, Read, Write};
@@ -8,26 +8,43 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rankrun_core::hang::evidence::{Groups, RankEvidence};
-use rankrun_core::hang::flight_recorder::{MAX_TRACE, parse_trace};
+use rankrun_core::hang::flight_recorder::MAX_TRACE;
+use rankrun_core::hang::recorder_handlers::{HANDLER_LIST, recorder_requests};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// The recorders of a worker, by the name of its kind of process group. PyTorch 2.15 makes `nccl2` where `nccl` is asked for;
-/// the older `nccl` has a recorder of another form.
-const BACKENDS: [&str; 2] = ["gloo", "nccl2"];
 const MAX_HEAD: usize = 16 << 10;
 
-/// Asks the recorders of this worker, and records the answer.
-pub(super) fn ask_recorder(socket: &Path, evidence: &mut RankEvidence, now: Instant, patience: Duration) {
-    record_answer(evidence, fetch_groups(socket, patience), now);
+/// What a worker's control plane says of its recorders.
+enum RecorderAnswer {
+    Groups(Groups),
+    /// No handler of this version of PyTorch answers for a recorder.
+    NoRecorder,
+}
+
+/// Asks the recorders of this worker, and records the answer. False if its PyTorch has none that can be asked.
+pub(super) fn ask_recorder(
+    socket: &Path,
+    evidence: &mut RankEvidence,
+    now: Instant,
+    patience: Duration,
+) -> bool {
+    let answer = fetch_groups(socket, patience);
+    let has_recorder = !matches!(answer, Ok(RecorderAnswer::NoRecorder));
+    record_answer(evidence, answer, now);
+    has_recorder
 }
 
 /// A collective that the last answer showed in its midst may be over by now: without a new answer there is nothing to rely on.
-fn record_answer(evidence: &mut RankEvidence, answer: io::Result<Groups>, now: Instant) {
+fn record_answer(evidence: &mut RankEvidence, answer: io::Result<RecorderAnswer>, now: Instant) {
     use io::ErrorKind::{TimedOut, WouldBlock};
     match answer {
-        Ok(groups) if groups.is_empty() && evidence.has_groups() => evidence.forget_groups(),
-        Ok(groups) => evidence.record_groups(groups, now),
+        // NCCL's own counts are asked instead.
+        Ok(RecorderAnswer::NoRecorder) => {}
+        Ok(RecorderAnswer::Groups(groups)) if groups.is_empty() && evidence.has_groups() => {
+            evidence.forget_groups();
+        }
+        Ok(RecorderAnswer::Groups(groups)) => evidence.record_groups(groups, now),
         Err(error) => {
             tracing::debug!("rank {}: no flight recorder: {error}", evidence.rank);
             evidence.forget_groups();
@@ -36,24 +53,27 @@ fn record_answer(evidence: &mut RankEvidence, answer: io::Result<Groups>, now: I
     }
 }
 
-/// The groups that the recorders of this worker list.
+/// The groups that the recorders of this worker list, by all answers within this time.
 ///
 /// # Errors
-/// No server listens there, it does not answer in time, or its answer is not a trace.
-fn fetch_groups(socket: &Path, patience: Duration) -> io::Result<Groups> {
+/// No server listens there, it does not answer in time, or an answer is not a trace.
+fn fetch_groups(socket: &Path, patience: Duration) -> io::Result<RecorderAnswer> {
     let deadline = Instant::now() + patience;
-    let mut groups = Groups::new();
-    for backend in BACKENDS {
-        let answer = post(socket, &format!("/handler/fr_trace_json?backend={backend}"), deadline)?;
-        let trace = parse_trace(&answer).map_err(io::Error::other)?;
-        // Groups of two backends may share a name, and each backend counts for itself.
-        groups.extend(trace.into_iter().map(|(name, group)| (format!("{backend}:{name}"), group)));
+    let list = exchange(socket, "GET", HANDLER_LIST, deadline)?;
+    let requests = recorder_requests(&list).map_err(io::Error::other)?;
+    if requests.is_empty() {
+        return Ok(RecorderAnswer::NoRecorder);
     }
-    Ok(groups)
+    let mut groups = Groups::new();
+    for request in requests {
+        let answer = exchange(socket, "POST", request.target, deadline)?;
+        groups.extend(request.parse_answer(&answer).map_err(io::Error::other)?);
+    }
+    Ok(RecorderAnswer::Groups(groups))
 }
 
 /// The body of the answer.
-fn post(socket: &Path, target: &str, deadline: Instant) -> io::Result<Vec<u8>> {
+fn exchange(socket: &Path, method: &str, target: &str, deadline: Instant) -> io::Result<Vec<u8>> {
     let remaining = || match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
         remaining => Ok(remaining),
@@ -63,7 +83,7 @@ fn post(socket: &Path, target: &str, deadline: Instant) -> io::Result<Vec<u8>> {
     connect(&stream, &SocketAddrUnix::new(socket)?)?;
     let mut stream = UnixStream::from(stream);
     let request = format!(
-        "POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
@@ -96,17 +116,22 @@ fn body_of(mut answer: Vec<u8>) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use rankrun_contract::rank::Rank;
+    use rankrun_core::hang::flight_recorder::parse_trace;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
     use std::thread;
 
     const PATIENCE: Duration = Duration::from_secs(1);
 
+    /// The list of PyTorch 2.15 with CUDA, as it answers.
+    const LIST_2_15: &str = r#"["dump_nccl_trace_json","dump_nccl_trace_pickle","dump_traceback","pyspy_dump",
+        "wait_counter_values","fr_dump_file","fr_trace_json","ping","c10d_health_check"]"#;
+    const TRACE: &str = r#"{"entries": [{"process_group": ["0", "default_pg"], "collective_seq_id": 3}]}"#;
+
     /// A rank that waits in a collective.
     fn waiting_rank(now: Instant) -> RankEvidence {
-        let text = br#"{"entries": [{"process_group": ["0", "default_pg"], "collective_seq_id": 3}]}"#;
         let mut evidence = RankEvidence::new(Rank(0), now);
-        evidence.record_groups(parse_trace(text).unwrap(), now);
+        evidence.record_groups(parse_trace(TRACE.as_bytes()).unwrap(), now);
         evidence
     }
 
@@ -119,12 +144,13 @@ mod tests {
             (error(io::ErrorKind::NotFound), false),
             (error(io::ErrorKind::ConnectionRefused), false),
             (Err(io::Error::other("not a trace")), false),
-            (Ok(Groups::new()), false),
+            (Ok(RecorderAnswer::Groups(Groups::new())), false),
         ] {
             let now = Instant::now();
-            let (mut evidence, text) = (waiting_rank(now), format!("{answer:?}"));
+            let mut evidence = waiting_rank(now);
+            let text = answer.as_ref().err().map(ToString::to_string);
             record_answer(&mut evidence, answer, now);
-            assert_eq!((evidence.groups, evidence.is_unanswered), (None, is_unanswered), "{text}");
+            assert_eq!((evidence.groups, evidence.is_unanswered), (None, is_unanswered), "{text:?}");
         }
     }
 
@@ -136,23 +162,106 @@ mod tests {
         path
     }
 
-    fn answers(name: &str, text: &'static str) -> io::Result<Groups> {
-        let path = server(name, move |mut stream| {
-            let _ = stream.read(&mut [0; 1024]);
-            let _ = stream.write_all(text.as_bytes());
-        });
-        let groups = fetch_groups(&path, PATIENCE);
+    fn asked(path: &Path) -> io::Result<Groups> {
+        let answer = fetch_groups(path, PATIENCE);
         std::fs::remove_file(path).unwrap();
-        groups
+        answer.map(|answer| match answer {
+            RecorderAnswer::Groups(groups) => groups,
+            RecorderAnswer::NoRecorder => panic!("no recorder"),
+        })
+    }
+
+    /// The request line is what a handler of PyTorch is called by.
+    fn request_line(stream: &mut UnixStream) -> String {
+        let mut request = [0; 1024];
+        let length = stream.read(&mut request).unwrap_or_default();
+        let line = String::from_utf8_lossy(&request[..length]).lines().next().unwrap_or_default().to_owned();
+        line.strip_suffix(" HTTP/1.1").unwrap_or_default().to_owned()
+    }
+
+    fn write_answer(stream: &mut UnixStream, body: &[u8]) {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
+        let _ = stream.write_all(body);
+    }
+
+    /// As PyTorch answers that has these handlers, and nothing else.
+    fn pytorch(
+        name: &str,
+        list: &'static str,
+        handlers: Vec<(&'static str, &'static [u8])>,
+    ) -> io::Result<Groups> {
+        asked(&server(name, move |mut stream| {
+            let line = request_line(&mut stream);
+            let body = handlers.iter().find(|(target, _)| line == format!("POST /handler/{target}"));
+            match body {
+                Some((_, body)) => write_answer(&mut stream, body),
+                None if line == "GET /handler/" => write_answer(&mut stream, list.as_bytes()),
+                None => stream.write_all(b"HTTP/1.1 404 Not Found\r\n\r\n").unwrap(),
+            }
+        }))
+    }
+
+    const JSON_OF_NCCL: &str = "dump_nccl_trace_json?includecollectives=true&onlyactive=false";
+    const NO_GROUPS: &[u8] = br#"{"pg_config":{},"pg_status":{},"version":"2.10"}"#;
+
+    #[test]
+    fn all_recorders_of_new_pytorch_are_asked() {
+        let groups = pytorch(
+            "all",
+            LIST_2_15,
+            vec![
+                ("fr_trace_json?backend=gloo", TRACE.as_bytes()),
+                ("fr_trace_json?backend=nccl2", TRACE.as_bytes()),
+                (JSON_OF_NCCL, NO_GROUPS),
+            ],
+        );
+        let groups = groups.unwrap();
+        assert_eq!(groups.keys().collect::<Vec<_>>(), ["gloo:0", "nccl2:0"]);
+        assert_eq!(groups["gloo:0"].pending(), Some(3));
     }
 
     #[test]
-    fn groups_of_each_backend_have_names_of_their_own() {
-        let text = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"entries\": [{\"process_group\": [\"0\", \
-                    \"default_pg\"], \"collective_seq_id\": 3}]}";
-        let groups = answers("good", text).unwrap();
-        assert_eq!(groups.keys().collect::<Vec<_>>(), ["gloo:0", "nccl2:0"]);
-        assert_eq!(groups["gloo:0"].pending(), Some(3));
+    fn recorder_of_old_nccl_is_asked_in_json_or_as_pickle() {
+        let json = pytorch(
+            "json",
+            r#"["ping","dump_nccl_trace_json","dump_nccl_trace_pickle"]"#,
+            vec![(JSON_OF_NCCL, TRACE.as_bytes())],
+        );
+        assert_eq!(json.unwrap()["nccl:0"].pending(), Some(3));
+        // `pickle.dumps({"entries": [{"collective_seq_id": 3, "process_group": ("0", "default_pg")}]}, 2)`
+        const PICKLE: &[u8] = b"\x80\x02}q\x00X\x07\x00\x00\x00entriesq\x01]q\x02}q\x03(X\x11\x00\x00\x00collective_seq_idq\x04K\x03\
+            X\x0d\x00\x00\x00process_groupq\x05X\x01\x00\x00\x000q\x06X\x0a\x00\x00\x00default_pgq\x07\x86q\x08uas.";
+        let handlers = vec![("dump_nccl_trace_pickle?includestacktraces=false", PICKLE)];
+        let groups = pytorch("pickle", r#"["ping","dump_nccl_trace_pickle"]"#, handlers);
+        assert_eq!(groups.unwrap()["nccl:0"].pending(), Some(3));
+    }
+
+    #[test]
+    fn pickle_that_runs_something_is_an_error() {
+        let error = pytorch(
+            "global",
+            r#"["dump_nccl_trace_pickle"]"#,
+            vec![(
+                "dump_nccl_trace_pickle?includestacktraces=false",
+                b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00lstR.",
+            )],
+        );
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("has the opcode GLOBAL at byte 2"), "{text}");
+    }
+
+    #[test]
+    fn pytorch_without_recorder_keeps_counts_of_nccl() {
+        let list = r#"["ping","dump_traceback"]"#;
+        let path = server("none", move |mut stream| {
+            request_line(&mut stream);
+            write_answer(&mut stream, list.as_bytes());
+        });
+        let now = Instant::now();
+        let mut evidence = waiting_rank(now);
+        assert!(!ask_recorder(&path, &mut evidence, now, PATIENCE));
+        assert!(evidence.has_groups());
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -161,28 +270,51 @@ mod tests {
             ("empty", ""),
             ("garbage", "\u{1}\u{2}"),
             ("refusal", "HTTP/1.1 404 Not Found\r\n\r\n{}"),
-            ("cut", "HTTP/1.1 200 OK\r\n\r\n{\"entries\": ["),
+            ("cut", "HTTP/1.1 200 OK\r\n\r\n[\"fr_trace_json\""),
         ] {
-            assert!(answers(name, text).is_err(), "{name}");
+            let path = server(name, move |mut stream| {
+                request_line(&mut stream);
+                let _ = stream.write_all(text.as_bytes());
+            });
+            assert!(asked(&path).is_err(), "{name}");
+        }
+        let list = r#"["fr_trace_json"]"#;
+        for (name, answer) in [("no-json", b"\x80\x02}.".as_slice()), ("cut-trace", b"{\"entries\": [")] {
+            let handlers = vec![("fr_trace_json?backend=gloo", answer)];
+            assert!(pytorch(name, list, handlers).is_err(), "{name}");
         }
         assert!(fetch_groups(Path::new("/nonexistent/socket"), PATIENCE).is_err());
     }
 
     #[test]
     fn silent_server_costs_one_timeout() {
-        let (hold, held) = std::sync::mpsc::channel();
-        let path = server("silent", move |stream| hold.send(stream).unwrap());
-        let began = Instant::now();
-        assert!(fetch_groups(&path, PATIENCE).is_err());
-        assert!(began.elapsed() < 2 * PATIENCE);
-        drop(held);
-        std::fs::remove_file(path).unwrap();
+        // One never answers, the other answers with the list alone.
+        for (name, lists) in [("silent", false), ("silent-handler", true)] {
+            let (hold, held) = std::sync::mpsc::channel();
+            let path = server(name, move |mut stream| {
+                if lists && request_line(&mut stream).starts_with("GET") {
+                    return write_answer(&mut stream, LIST_2_15.as_bytes());
+                }
+                hold.send(stream).unwrap();
+            });
+            let began = Instant::now();
+            let error = asked(&path).unwrap_err();
+            assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+            assert!(began.elapsed() < 2 * PATIENCE);
+            drop(held);
+        }
     }
 
+    /// The server sees the connection close long before it has sent a gigabyte.
     #[test]
-    fn endless_answer_is_given_up() {
-        let path = server("endless", |mut stream| while stream.write_all(&[b'x'; 1 << 16]).is_ok() {});
-        assert!(fetch_groups(&path, PATIENCE).is_err());
-        std::fs::remove_file(path).unwrap();
+    fn answer_of_a_gigabyte_is_given_up() {
+        let (count, sent) = std::sync::mpsc::channel();
+        let path = server("endless", move |mut stream| {
+            let chunk = [b'x'; 1 << 16];
+            let written = (0..1 << 14).take_while(|_| stream.write_all(&chunk).is_ok()).count();
+            count.send(written * chunk.len()).unwrap();
+        });
+        assert!(asked(&path).is_err());
+        assert!(sent.recv().unwrap() < 2 * MAX_TRACE);
     }
 }

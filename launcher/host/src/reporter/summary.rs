@@ -23,6 +23,8 @@ use crate::reporter::stacks::render_briefly;
 use peers::PeerReport;
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::device::reading::DeviceCounters;
+use rankrun_core::hang::sentence::collectives_sentence;
+use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::{FailureKind, ForeignKill};
 use rankrun_core::plain::plain;
 use rankrun_core::posix::{Exit, Pid, signal_name};
@@ -76,6 +78,8 @@ pub(crate) struct FailureReport {
     pub hang: Option<String>,
     /// The error counters of its device, if they were read.
     pub counters: Option<DeviceCounters>,
+    /// What ranks waited in, by dump files of PyTorch's flight recorders.
+    pub collectives: Option<Verdict>,
     /// The devices that were found dead after it.
     pub dead_devices: Vec<DeadDeviceSummary>,
     /// The workers that had exited with 0 before it, in the order in which that was seen.
@@ -193,6 +197,9 @@ pub(crate) fn render(failure: &FailureReport) -> String {
     row("restarts", if used > most { format!("{used} used") } else { format!("{used} of {most} used") });
     for file in &failure.files {
         row("log", file.display().to_string());
+    }
+    if let Some(text) = failure.collectives.as_ref().and_then(collectives_sentence) {
+        row("waits", format!("{text} (by the dumps of PyTorch's flight recorders)"));
     }
     for (name, value) in memory::rows(failure).into_iter().chain(log_space::row(failure)) {
         row(name, plain(&value));

@@ -4,6 +4,7 @@ use super::*;
 use rankrun_contract::rank::NodeRank;
 use rankrun_core::device::reading::DeviceReading;
 use rankrun_core::device::{ChosenDevice, DeviceType, fake};
+use rankrun_core::hang::verdict::{Hang, Wait};
 use std::time::Duration;
 
 pub(in crate::reporter) fn example_failure() -> FailureReport {
@@ -30,6 +31,7 @@ pub(in crate::reporter) fn example_failure() -> FailureReport {
         not_joined: Vec::new(),
         hang: None,
         counters: None,
+        collectives: None,
         dead_devices: Vec::new(),
         early: Vec::new(),
         other_ends: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
@@ -37,6 +39,23 @@ pub(in crate::reporter) fn example_failure() -> FailureReport {
         stacks: Vec::new(),
         cause_hint: None,
     }
+}
+
+#[test]
+fn collective_of_dumps_has_row_of_its_own() {
+    let wait = Wait {
+        group: String::new(),
+        name: Some("all_reduce".to_owned()),
+        sequence: 5,
+        waiting: [Rank(0), Rank(1)].into(),
+        missing: [Rank(2)].into(),
+        place: None,
+    };
+    let hang = Hang { waits: vec![wait], silent: Vec::new(), has_other_nodes: false };
+    let failure = FailureReport { collectives: Some(Verdict::Hang(hang)), ..example_failure() };
+    let row = "\n  waits     ranks 0, 1 wait in all_reduce #5; rank 2 has not called it (by the dumps of PyTorch's flight \
+               recorders)\n";
+    assert!(render(&failure).contains(row), "{}", render(&failure));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::{
 };
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::facts::Facts;
+use rankrun_core::hang::recorder_dumps::{DUMP_STEM, recorder_variables};
 use rankrun_core::hang::trainer_access::SERVER_TOKEN;
 use rankrun_core::log_route::{Route, StreamOwner, routes};
 use rankrun_core::placement::Placement;
@@ -54,11 +55,14 @@ impl LaunchPlan<'_> {
         let base = attempt.and_then(|attempt| attempt.parent()?.parent());
         let progress = file_patterns(inherited, placement, self.spec, base);
         let timer_file = timer_place(inherited).as_ref().map(TimerPlace::pattern);
+        let folder = self.attempt.as_ref().map(Attempt::folder);
+        let recorder = recorder_variables(self.spec, device.kind, folder, inherited);
         let files = WorkerFiles {
             error_file: error_file.as_deref(),
             hook: hook.as_ref(),
             progress: progress.as_ref(),
             timer_file: timer_file.as_deref(),
+            recorder: &recorder,
         };
         let command = worker_command(self.spec, &self.context, placement, inherited, files)
             .map_err(|source| LaunchError::Command { rank, source })?;
@@ -135,7 +139,7 @@ impl LaunchPlan<'_> {
             RUN_ID if self.sources.is_run_id_fresh() => LaunchValue::AtLaunch(Pending::RunId),
             // They name processes and descriptors of one launch.
             JOB | NESTING | STACKS => LaunchValue::AtLaunch(Pending::Mark),
-            HEARTBEAT | FLIGHT_RECORDER | PROGRESS_PAGE | TIMER_FILE | SERVER_TOKEN => {
+            HEARTBEAT | FLIGHT_RECORDER | PROGRESS_PAGE | TIMER_FILE | SERVER_TOKEN | DUMP_STEM => {
                 path_pattern(Path::new(value))
             }
             ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),

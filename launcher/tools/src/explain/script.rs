@@ -6,6 +6,7 @@ use rankrun_contract::env::{ERROR_FILE, FLIGHT_RECORDER, HEARTBEAT, JOB, PROGRES
 use rankrun_contract::rank::LocalRank;
 
 use super::{EnvironmentEntry, Explanation, LaunchValue, Pending, Store};
+use rankrun_core::hang::recorder_dumps::DUMP_STEM;
 use rankrun_core::hang::trainer_access::{SERVER_TOKEN, SERVER_URL};
 use rankrun_core::shell::script::{Script, ScriptValue, binding_script};
 
@@ -18,7 +19,8 @@ pub(super) fn worker_script(explanation: &Explanation, local_rank: LocalRank) ->
     let is_pending = |entry: &EnvironmentEntry| matches!(entry.value, LaunchValue::AtLaunch(_));
     let has_server = entries.iter().any(|entry| entry.name.0 == SERVER_TOKEN && is_pending(entry));
     let server: &[&str] = if has_server { &[SERVER_URL, SERVER_TOKEN] } else { &[] };
-    let unread = [HEARTBEAT, FLIGHT_RECORDER, PROGRESS_PAGE].into_iter().chain(server.iter().copied());
+    let unread =
+        [HEARTBEAT, FLIGHT_RECORDER, PROGRESS_PAGE, DUMP_STEM].into_iter().chain(server.iter().copied());
     let unread: Vec<&OsStr> = unread.map(OsStr::new).collect();
     let entries = entries.iter().filter(|entry| !unread.contains(&&*entry.name.0));
     let environment = entries.map(|entry| (entry.name.0.clone(), script_value(&entry.name.0, &entry.value)));

@@ -24,6 +24,7 @@ use rankrun_contract::env::{
 
 use super::{LaunchValue, Origins, Pending};
 use rankrun_core::facts::Facts;
+use rankrun_core::hang::recorder_dumps::{BUFFER_SIZE, DUMP_ON_TIMEOUT, DUMP_STEM, STACK_TRACE};
 use rankrun_core::hang::trainer_access::{SERVER_TOKEN, SERVER_URL};
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::options::IndependentOptions;
@@ -208,7 +209,8 @@ impl SettingOrigins<'_> {
             MAX_RESTARTS => self.origin_of(&["max-restarts"]),
             RUN_ID => self.origin_of(&["rdzv-id"]),
             USE_AGENT_STORE => self.store_host().0,
-            ERROR_FILE => self.log_dir().0,
+            ERROR_FILE | DUMP_STEM => self.log_dir().0,
+            BUFFER_SIZE | DUMP_ON_TIMEOUT | STACK_TRACE => self.origin_of(&["hang-timeout"]),
             SIGNALS_TO_HANDLE => self.origin_of(&["signals-to-handle"]),
             name if is_device_variable(name) => self.origin_of(&DEVICE_OPTIONS),
             "OMP_NUM_THREADS" => self.origin_of(&["bind-cores"]),

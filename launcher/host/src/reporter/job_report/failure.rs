@@ -168,7 +168,7 @@ pub(crate) fn local_failure(
         },
         lost_rank: failure.report.as_ref().and_then(|report| report.lost_rank).map(|rank| rank.0),
         exception,
-        hang: verdict.and_then(hang_record),
+        hang: verdict.or(failure.collectives.as_ref()).and_then(hang_record),
         not_joined: some(numbers(&failure.not_joined)),
         memory: memory_record(failure),
         dead_devices: some(dead_devices.collect()),

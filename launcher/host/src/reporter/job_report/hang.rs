@@ -92,7 +92,8 @@ pub(super) fn hang_record(verdict: &Verdict) -> Option<HangRecord> {
                 group: known(&desync.group),
                 sequence: Some(desync.sequence),
                 calls: Some(calls.collect()),
-                seconds: Some(seconds(desync.since)),
+                // In a dump the time is not known.
+                seconds: Some(seconds(desync.since)).filter(|seconds| *seconds > 0.0),
                 ..none
             }
         }

@@ -1,6 +1,7 @@
 """Records what the flight recorder of real gloo jobs says, for the tests of the reader.
 
-Run it with a Python that has torch 2.15: `python record.py`. It writes `SCENARIO-RANK.json` beside itself.
+Run it with a Python that has torch 2.15: `python record.py`. It writes `SCENARIO-RANK.json` beside itself, and of the
+scenario `missing` also `missing-RANK.pickle`, as a dump file has it.
 """
 
 import http.client
@@ -10,6 +11,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 
 RANKS = 3
@@ -29,6 +31,8 @@ def train(rank, scenario, folder, collectives_begin):
         dist.broadcast(torch.ones(2), 0, group=pair)
     dist.barrier()
     collectives_begin.wait()
+    if scenario == "missing":
+        threading.Timer(2, dump, [rank]).start()
     if scenario == "missing" and rank == 2:
         time.sleep(600)
     if scenario == "subgroup":
@@ -43,6 +47,17 @@ def train(rank, scenario, folder, collectives_begin):
         dist.all_reduce(torch.ones(4))
     time.sleep(600)
     del server
+
+
+def dump(rank):
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    with open(own_path(f"missing-{rank}.pickle"), "wb") as file:
+        file.write(_dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))
+
+
+def own_path(name):
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -69,11 +84,11 @@ def record(scenario):
         for job in jobs:
             job.start()
         begin.wait()
-        time.sleep(3)
+        time.sleep(6)
         for rank in range(RANKS):
             text = trace(os.path.join(folder, f"{rank}.sock"))
             json.loads(text)
-            with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{scenario}-{rank}.json"), "wb") as file:
+            with open(own_path(f"{scenario}-{rank}.json"), "wb") as file:
                 file.write(text)
         for job in jobs:
             job.kill()
