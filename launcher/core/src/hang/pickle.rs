@@ -50,7 +50,7 @@ pub fn from_pickle<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PickleError> 
         return Err(PickleError::TooLong(bytes.len()));
     }
     let mut machine =
-        Machine { bytes, at: 0, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: Vec::new() };
+        Unpickler { bytes, at: 0, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: Vec::new() };
     let root = machine.run()?;
     let steps = Cell::new(MAX_STEPS);
     Ok(T::deserialize(ValueReader { values: &machine.values, steps: &steps, at: root, depth: MAX_DEPTH })?)
@@ -70,7 +70,7 @@ enum Value<'a> {
 }
 
 /// The machine that a pickle is a program for, without the instructions that do something.
-struct Machine<'a> {
+struct Unpickler<'a> {
     bytes: &'a [u8],
     /// The next byte.
     at: usize,
@@ -82,7 +82,7 @@ struct Machine<'a> {
     memo: Vec<u32>,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> Unpickler<'a> {
     fn run(&mut self) -> Result<u32, PickleError> {
         loop {
             let start = self.at;

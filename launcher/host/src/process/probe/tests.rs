@@ -142,7 +142,7 @@ fn readable(pidfd: &impl AsFd) {
 #[test]
 fn only_cuda_order_probe_changes_environment() {
     let ask = probe_command(&Probe::Kernel(ProbeScope::default())).unwrap();
-    assert_eq!(ask.envp.len(), std::env::vars_os().count());
+    assert_eq!(ask.envp.len(), std::env::vars_os().count() + 1, "`RANKRUN_KEEP=1`");
     assert_eq!(ask.path.as_c_str(), OWN_PROGRAM);
     let argument = OsStr::from_bytes(ask.argv[1].as_bytes());
     let probe: Probe = serde_json::from_slice(parse_probe_argument(argument).unwrap()).unwrap();
