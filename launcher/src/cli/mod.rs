@@ -19,6 +19,7 @@ mod entrypoint;
 mod explain;
 mod external_worker;
 mod help;
+mod hosts;
 mod limits;
 mod logs;
 mod man;
@@ -57,6 +58,7 @@ use rankrun_core::facts::Facts;
 use rankrun_core::gc::GcRequest;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::{CliFlavor, LaunchSpec, Verbosity};
+use rankrun_core::ssh::plan::FleetSpec;
 use rankrun_tools::control::command::ControlCommand;
 use rankrun_tools::explain::ExplainRequest;
 use rankrun_tools::inspect::InspectRequest;
@@ -68,6 +70,8 @@ use settings::{CommandLine, ParsedArgs, config_path, merge, parse};
 pub(crate) enum Command {
     /// Start workers.
     Launch(Box<Launch>),
+    /// Start launchers on other hosts by ssh.
+    Fleet(Box<FleetSpec>),
     /// Say what would be launched.
     Explain(Box<ExplainRequest>),
     /// Be the wrapper of a worker that was started by hand.
@@ -145,7 +149,10 @@ fn launch(
 ) -> Result<Command, CliError> {
     answer(cli_flavor, parse(cli_flavor, words)?, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
-        Ok(Command::Launch(Box::new(resolve::resolve(argv0, line, &settings)?)))
+        match hosts::resolve_fleet(&line, &settings)? {
+            Some(fleet) => Ok(Command::Fleet(Box::new(fleet))),
+            None => Ok(Command::Launch(Box::new(resolve::resolve(argv0, line, &settings)?))),
+        }
     })
 }
 
