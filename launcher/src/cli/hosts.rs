@@ -139,7 +139,9 @@ fn refuse_said_by_hosts(settings: &Settings<'_>) -> Result<(), CliError> {
 fn words_for_hosts(settings: &Settings<'_>, are_several: bool) -> Result<Vec<String>, CliError> {
     let is_of_hosts = |written: &&WrittenOption| {
         let name = written.option.long_name();
-        !OF_LAUNCHER.contains(&name) && !SAID_BY_HOSTS.contains(&name) && !OF_PLAN.contains(&name)
+        // A launch of one node refuses it; here it is the time for the host to answer.
+        let is_idle = name == "join-timeout" && !are_several;
+        !is_idle && !OF_LAUNCHER.contains(&name) && !SAID_BY_HOSTS.contains(&name) && !OF_PLAN.contains(&name)
     };
     // A repeated option would have both.
     let counts = |written: &&WrittenOption| match &written.setting.origin {

@@ -55,6 +55,14 @@ fn unreachable_host_is_named_with_words_of_ssh() {
 }
 
 #[test]
+fn missing_ssh_client_is_named() {
+    let Some(ssh) = SshFleet::start(1) else { return };
+    let outcome = run(ssh.launch(["--hosts", "th1", "--ssh", "no-such-ssh -v"]), &["place"]);
+    outcome.expect_exit_code(1).expect_stderr("error: cannot start the ssh client `no-such-ssh`");
+    outcome.expect_stderr("hint: install OpenSSH's client, or name another one with `--ssh`");
+}
+
+#[test]
 fn folder_that_a_host_lacks_is_named() {
     let Some(ssh) = SshFleet::start(1) else { return };
     ssh.fleet().shell(0, "mkdir /dev/shm/here");
@@ -74,5 +82,5 @@ fn name_of_first_host_may_resolve_late() {
     let job = ssh.launch(["--hosts", "th1,th2", "--nproc-per-node", "1"]).worker(["place", "sum"]).start();
     job.wait_for_line("no address is known for the host");
     ssh.fleet().shell(2, "echo '198.18.0.11 th1' >/etc/hosts");
-    assert_eq!(job.wait().expect_exit_code(0).lines_with("world=2").len(), 2);
+    assert_eq!(job.wait().expect_exit_code(0).lines_with("world=2 total=3").len(), 2);
 }

@@ -146,6 +146,10 @@ impl SshClient {
     pub(super) fn ended(&mut self, outputs: &mut Outputs) -> Option<(Exit, String)> {
         let status = self.child.try_wait().ok()??;
         self.copy(outputs);
+        if !self.is_greeted && self.stderr.has_several_lines() {
+            // The error has the last one alone.
+            self.stderr.show(&[], true, outputs.stderr.pending());
+        }
         self.stdout.lines.finish(outputs.stdout.pending());
         self.stderr.lines.finish(outputs.stderr.pending());
         let exit = match (status.code(), status.signal()) {
@@ -200,6 +204,10 @@ impl<T: Read> Stream<T> {
         }
         self.held.truncate(MAX_BEFORE_HELLO);
         None
+    }
+
+    fn has_several_lines(&self) -> bool {
+        self.held.iter().filter(|byte| **byte == b'\n').count() > 1
     }
 
     fn note_last(&mut self, bytes: &[u8]) {

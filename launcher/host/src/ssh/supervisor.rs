@@ -22,6 +22,8 @@ use rankrun_core::ssh::plan::{FleetSpec, parse_ssh_hostname};
 use rankrun_core::ssh::protocol::AgentFrame;
 use rankrun_core::ssh::supervision::{FleetAction, FleetError, FleetInput, FleetState};
 
+/// Where nodes meet when the first host could not keep a port free: torchrun's port.
+const UNRESERVED_PORT: u16 = 29_500;
 /// `ssh -G` reads files and connects to no host.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(5);
 /// The settings are some hundred lines.
@@ -39,7 +41,10 @@ pub fn run(
     let _ = inherited::raise_file_limit();
     let setup = |what| move |source| LaunchError::Setup { what, source };
     let begin = Instant::now();
-    let clients = start_clients(spec).map_err(setup("start the ssh client"))?;
+    let clients = start_clients(spec).map_err(|source| LaunchError::SshClient {
+        program: spec.ssh.first().cloned().unwrap_or_default(),
+        source,
+    })?;
     // After the start: a client would inherit the blocked signals.
     let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun);
     block(&handled).map_err(setup("handle signals"))?;
@@ -129,6 +134,8 @@ impl Supervisor<'_> {
     }
 
     fn launch(&mut self, node: usize, port: u16) {
+        // The host has no port to keep, as without any network: the launcher there says why.
+        let port = if port == 0 { UNRESERVED_PORT } else { port };
         let port = self.spec.rendezvous.port.unwrap_or(port);
         let launch = AgentFrame::Launch(self.spec.node_launch(node, (&self.address, port)));
         match launch.encode() {
