@@ -79,8 +79,11 @@ fn comm(process: &Process) -> String {
 #[test]
 fn silent_host_is_named_at_its_limit() {
     let Some(ssh) = SshFleet::start(2) else { return };
-    ssh.fleet().disconnect(2);
     for _ in 0..rounds() {
+        // A host whose link-layer address is known does not answer; another one has no route.
+        ssh.fleet().heal(2);
+        let _ = ssh.fleet().run(0, &["bash", "-c", "exec 3<>/dev/tcp/th2/2222"]);
+        ssh.fleet().disconnect(2);
         let launch = ssh.launch(["--hosts", "th1,th2", "--nproc-per-node", "1", "--join-timeout", "2s"]);
         let outcome = run(launch, &["place"]);
         outcome.expect_exit_code(1).expect_stderr("error: no answer within 2s from `th2`");

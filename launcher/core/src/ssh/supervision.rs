@@ -57,7 +57,7 @@ pub enum FleetError {
         host: String,
         /// The end of the client.
         exit: Exit,
-        /// Its last words.
+        /// The last line of its standard error.
         cause: String,
     },
     /// The host has no rankrun.

@@ -104,16 +104,16 @@ impl Lifeline {
     }
 
     fn forward_stops(mut self) {
-        let mut is_told = false;
+        let mut is_stopping = false;
         while let Ok(Some(frame)) = read_frame(&mut self.frames) {
             let AgentFrame::Stop { signal } = frame else { break };
             if let Some(signal) = STOP_SIGNALS.into_iter().find(|known| *known as i32 == signal) {
-                is_told = true;
+                is_stopping = true;
                 let _ = kill(pid_of_nix(getpid()), signal);
             }
         }
         // A job that stops has its grace, also when the user's launcher does not wait for it.
-        if !is_told {
+        if !is_stopping {
             let _ = kill(pid_of_nix(getpid()), Signal::SIGTERM);
         }
     }

@@ -65,7 +65,7 @@ fn foreign_launcher_options_get_rankrun_equivalent() {
         ("--num_machines", "`--nnodes N`"),
         ("--gpu_ids", "`--devices LIST`"),
         ("--include=localhost:0,1", "`--devices LIST`"),
-        ("--hostfile", "--rdzv-endpoint HOST:PORT`"),
+        ("--machinefile", "--rdzv-endpoint HOST:PORT`"),
         ("-H", "--rdzv-endpoint HOST:PORT`"),
         ("--main_process_port", "`--master-port PORT`"),
         ("--mixed_precision", "stands behind the entrypoint"),
