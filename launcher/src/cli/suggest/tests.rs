@@ -47,9 +47,9 @@ fn option_with_one_typo_is_found() {
             row.long_name()[1..].to_owned(),
             String::from_utf8(swapped).unwrap(),
         ];
-        for slip in
-            slips.into_iter().filter(|slip| options(CliFlavor::Rankrun).all(|row| row.long_name() != slip))
-        {
+        // It is as near to `--export` as to `--report`.
+        let slips = slips.into_iter().filter(|slip| slip != "eport");
+        for slip in slips.filter(|slip| options(CliFlavor::Rankrun).all(|row| row.long_name() != slip)) {
             let hint = hint(&format!("--{slip}"));
             assert!(hint.contains(&format!("`--{}", row.long_name())), "--{slip}: {hint}");
         }
