@@ -7,6 +7,7 @@
 mod cli;
 #[cfg(test)]
 mod explain_tests;
+mod fleet;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -22,11 +23,13 @@ use rankrun_contract::rank::JobId;
 
 use crate::cli::other_launcher::{self, OtherCommand, OtherProgram};
 use crate::cli::{Attach, CliError, Command, Launch};
+use crate::fleet::{add_node_changes, receive_command_line, run_fleet};
 use rankrun_core::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use rankrun_core::facts::{Facts, StandardStream};
 use rankrun_core::gc;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::{CliFlavor, LaunchSpec};
+use rankrun_core::ssh::protocol::NODE_AGENT;
 use rankrun_host::agent::AgentSetup;
 use rankrun_host::blocking::BlockingCall;
 use rankrun_host::console::{Console, Cursor};
@@ -48,6 +51,7 @@ use rankrun_host::process::spawn::InheritedState;
 use rankrun_host::process::watchdog::Watchdog;
 use rankrun_host::reporter::program::foreign_python;
 use rankrun_host::reporter::user_log::UserLog;
+use rankrun_host::ssh::node::Lifeline;
 use rankrun_host::stacks::{parse_python_reader_argument, run_python_reader};
 use rankrun_host::system::gather_facts;
 use rankrun_host::{agent, process, reporter};
@@ -71,19 +75,31 @@ pub fn main() -> ExitCode {
     if let Some(pid) = first.as_deref().and_then(parse_python_reader_argument) {
         return run_python_reader(pid);
     }
+    if first.as_deref().is_some_and(|argument| argument == NODE_AGENT) {
+        return match receive_command_line() {
+            Ok((argv, lifeline)) => run_command(argv, false, Some(lifeline)),
+            Err(code) => code,
+        };
+    }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
     let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(ATTACH.as_bytes()));
-    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    run_command(std::env::args_os().collect(), is_attach, None)
+}
+
+/// Reads the command line and does what it says; `lifeline` is the connection to the launcher of all hosts.
+fn run_command(mut argv: Vec<OsString>, is_attach: bool, lifeline: Option<Lifeline>) -> ExitCode {
     // Another launcher's own program would inherit the preparations.
     let is_unprepared = is_attach || other_launcher::is_for_other_program(&argv);
-    let startup = if is_unprepared { Startup::unprepared() } else { Startup::prepare() };
+    let startup = if is_unprepared { Startup::unprepared() } else { Startup::prepare(lifeline) };
     let mut facts = gather_facts(wait_announcer(&argv));
+    let mut node_changes = Vec::new();
     let (read_as, remarks) = match other_launcher::translate(&argv, &facts) {
         Ok(None) => (None, Vec::new()),
         Ok(Some(OtherCommand::Launch(translation))) => {
             let read_as = translation.read_as(&argv);
             facts.change_environment(&translation.environment);
             argv.splice(1.., translation.words);
+            node_changes = translation.nodes;
             (Some(read_as), translation.remarks)
         }
         Ok(Some(OtherCommand::Print(text))) => return reporter::print(text.as_bytes()),
@@ -101,6 +117,13 @@ pub fn main() -> ExitCode {
             run_launch(*launch, &facts, foreign_python, startup)
         }
         Ok(Command::Excluded(name)) => reporter::report_excluded_node(&name),
+        Ok(Command::Fleet(mut fleet)) => {
+            for remark in remarks {
+                reporter::print_message(&Notice::OfOtherLauncher(remark).to_string());
+            }
+            add_node_changes(&mut fleet, node_changes);
+            run_fleet(&fleet)
+        }
         Ok(Command::Explain(mut question)) => {
             question.notices.splice(..0, remarks.into_iter().map(Notice::OfOtherLauncher));
             question.read_as = read_as;
@@ -164,19 +187,22 @@ struct Startup {
     close_on_exec_result: io::Result<()>,
     /// The signal mask that was in force before, where it was changed.
     mask: Option<SigSet>,
+    /// The connection to the launcher of all hosts, which may stop this one.
+    lifeline: Option<Lifeline>,
 }
 
 impl Startup {
-    fn prepare() -> Self {
+    fn prepare(lifeline: Option<Lifeline>) -> Self {
         signal::ignore_file_size_signal();
         Self {
             close_on_exec_result: inherited::set_close_on_exec(),
             mask: signal::block_stop_signals_at_start(),
+            lifeline,
         }
     }
 
     const fn unprepared() -> Self {
-        Self { close_on_exec_result: Ok(()), mask: None }
+        Self { close_on_exec_result: Ok(()), mask: None, lifeline: None }
     }
 }
 
@@ -197,7 +223,7 @@ fn run_shim(request: &ShimRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
 }
 
 fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: Startup) -> ExitCode {
-    let Startup { close_on_exec_result: closed, mask } = begun;
+    let Startup { close_on_exec_result: closed, mask, lifeline } = begun;
     let handled = HandledSignals::of(&launch.spec.signals, launch.spec.cli_flavor);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     reserve::open_reserve();
@@ -205,7 +231,14 @@ fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, b
     let mask = signal::block_after(mask, &handled);
     let split = mask.and_then(|mask| Ok((mask, guard::fork_guard(&handled, &job)?)));
     match split {
-        Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(*guard, &launch.spec, (&job, facts))),
+        Ok((_, ForkSide::Guard(guard))) => {
+            if let Some(Err(source)) = lifeline.map(Lifeline::watch) {
+                let error = LaunchError::Setup { what: "watch the connection to the launcher", source };
+                // The agent ends with this process.
+                return reporter::report_launch_error(&error, launch.spec.parent_error_file.as_deref());
+            }
+            exit_with(supervise_agent(*guard, &launch.spec, (&job, facts)))
+        }
         Ok((mask, ForkSide::Agent(link, watch))) => {
             heap::tune_heap();
             let original = InheritedState { mask, handled, file_limits: inherited::raise_file_limit() };
@@ -288,7 +321,7 @@ fn run_attached(attach: &Attach, facts: &Facts) -> ExitCode {
     if let Some(job) = facts.filled_variable(JOB).and_then(OsStr::to_str) {
         job_limit::set_job_mark(&JobId(job.to_owned()));
     }
-    match process::attach::run_attached(&attach.socket, &attach.command, reporter::print_attach_message) {
+    match process::attach::run_attached(&attach.socket, &attach.command, reporter::print_message) {
         Ok(status) => exit_with(status),
         Err(error) => reporter::report_error(&error, error.hint()),
     }

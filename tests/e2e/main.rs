@@ -70,6 +70,7 @@ mod schedulers;
 mod sibling_failures;
 mod signals;
 mod special_files;
+mod ssh;
 mod stacks;
 mod stacks_by_tools;
 mod stdin;

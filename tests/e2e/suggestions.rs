@@ -37,7 +37,7 @@ fn option_of_other_launcher_is_answered_with_our_option() {
         (&["--ngpus", "4", "train.py"], "hint: `--nproc-per-node N`"),
         (&["--gpu_ids", "0,1", "train.py"], "hint: `--devices LIST`"),
         (&["--include", "localhost:0,1", "train.py"], "hint: `--devices LIST`"),
-        (&["--hostfile", "hosts", "train.py"], "--rdzv-endpoint HOST:PORT`"),
+        (&["--machinefile", "hosts", "train.py"], "hint: `--hosts LIST` or `--hostfile FILE`"),
     ] {
         let (code, stderr) = run_refused(arguments);
         assert!(code == 2 && stderr.contains(part), "{arguments:?}: {stderr}");

@@ -61,6 +61,11 @@ impl Fleet {
         Some(fleet)
     }
 
+    /// The name of this fleet for the scripts of hosts (`TH_ID`).
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
     /// The launch, on that host. A wrapper that is given afterwards runs there too.
     #[must_use]
     pub fn on(&self, host: usize, launch: Launch) -> Launch {

@@ -54,6 +54,14 @@ impl Gate {
         format!("gate={}", self.path.display())
     }
 
+    /// As [`Gate::open`], for shells that read a line.
+    ///
+    /// # Panics
+    /// When the FIFO cannot be written.
+    pub fn open_lines(&self, count: usize) {
+        (&self.file).write_all(&vec![b'\n'; count]).expect("the gate takes a line for each worker");
+    }
+
     /// Lets `count` workers through.
     ///
     /// # Panics

@@ -15,4 +15,5 @@ mod nodes;
 mod programs;
 mod recordings;
 mod restart;
+mod ssh;
 mod stops;

@@ -23,6 +23,7 @@
 //! | [`screen`] | a terminal, as a model: what bytes do to it |
 //! | [`shell`] | words and scripts for a POSIX shell |
 //! | [`spec`] | a launch, as data |
+//! | [`ssh`] | a job of several hosts that one command starts |
 //! | [`stacks`] | where workers stand: their stacks, read and folded |
 //! | `template` | `{rank}` and the like in texts of the user |
 //! | [`worker_command`] | the argv and the environment of one worker |
@@ -48,6 +49,7 @@ pub mod shell;
 #[cfg(test)]
 mod simulated;
 pub mod spec;
+pub mod ssh;
 pub mod stacks;
 pub(crate) mod template;
 pub mod worker_command;

@@ -29,6 +29,14 @@ pub enum LaunchError {
         /// The kernel's error for the step.
         source: io::Error,
     },
+    /// The client that starts other hosts could not be started.
+    #[error("cannot start the ssh client `{program}`")]
+    SshClient {
+        /// The name of the client.
+        program: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// The nodes do not find each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
@@ -138,6 +146,7 @@ impl LaunchError {
             Self::TimeLimit { is_warned: false, .. } => Some(
                 "give it more with `--time-limit`; with `--warn-signal USR1@60` the workers can save their work before",
             ),
+            Self::SshClient { .. } => Some("install OpenSSH's client, or name another one with `--ssh`"),
             Self::Unswept { .. } => {
                 Some("raise the limit of open files (`ulimit -n`); `rankrun gc` ends what is left")
             }

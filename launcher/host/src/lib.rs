@@ -18,6 +18,7 @@
 //! | [`rendezvous`] | the connections to the agents of other nodes |
 //! | [`report_file`] | writes the file of `--report` |
 //! | [`reporter`] | every message to the user |
+//! | [`ssh`] | agents on other hosts, started by the system's ssh client |
 //! | `stacks` | takes the stacks of running workers |
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`system`] | the real machine, asked through the kernel |
@@ -38,6 +39,7 @@ pub mod regular_file;
 pub mod rendezvous;
 pub mod report_file;
 pub mod reporter;
+pub mod ssh;
 pub mod stacks;
 pub mod store;
 pub mod system;

@@ -34,8 +34,9 @@ const MOST_BYTES: u64 = 1 << 20;
 const LONGEST_KEY: usize = 60;
 /// A longer value is named by its type.
 const LONGEST_VALUE: usize = 40;
-/// They ask for something else than a launch.
-const NOT_HERE: [&str; 4] = ["help", "print-completion", "version", "config"];
+/// They ask for something else than the launch of one node.
+const NOT_HERE: [&str; 8] =
+    ["help", "print-completion", "version", "config", "hosts", "hostfile", "export", "ssh"];
 const RESTART: [(&str, &str); 9] = [
     ("max-restarts", "max-restarts"),
     ("window", "restart-window"),

@@ -18,7 +18,7 @@ const SHARE: Expected =
 
 /// Names with a comma between them.
 #[derive(Debug, Clone)]
-pub(super) struct NodeNames(Vec<String>);
+pub(super) struct NodeNames(pub(super) Vec<String>);
 
 impl FromText for NodeNames {
     fn from_text(text: &OsStr) -> Option<Self> {

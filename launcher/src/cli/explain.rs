@@ -9,7 +9,8 @@ use clap::{Arg, Args};
 use rankrun_contract::rank::LocalWorldSize;
 
 use super::behind::options_behind_notice;
-use super::error::{CliError, UsageError};
+use super::error::{CliError, SettingError, UsageError};
+use super::hosts::names_hosts;
 use super::normalise::asks_for_text;
 use super::option::{Kind, LaunchOption, command, options};
 use super::resolve::resolve;
@@ -90,6 +91,7 @@ pub(super) fn interpret(
     let (parsed, own) = parse_with(cli_flavor, words, grammar).map_err(named_as_own)?;
     answer(cli_flavor, parsed, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
+        refuse_hosts(&settings)?;
         let behind = options_behind_notice(&line, &OWN);
         let mut launch = resolve(argv0, line, &settings)?;
         launch.notices.extend(behind);
@@ -101,6 +103,18 @@ pub(super) fn interpret(
             read_as: None,
         })))
     })
+}
+
+/// Each host resolves its own launch.
+fn refuse_hosts(settings: &Settings<'_>) -> Result<(), CliError> {
+    match names_hosts(settings) {
+        Some(origin) => {
+            let hint = "leave it out to see the launch of one node on this machine";
+            Err(SettingError::of_origin(origin, "is given, and each host explains its own launch", hint)
+                .into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// The error where an unknown option is nearly one of `explain`.

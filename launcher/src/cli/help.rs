@@ -138,7 +138,8 @@ A job of several nodes is one launcher on each, rankrun or torchrun: either --nn
 and --master-port, with --node-rank 0, 1, … (static), or --nnodes and --rdzv-backend c10d with the
 same --rdzv-endpoint and --rdzv-id on each. With c10d a lost node is noticed within --lease, a node
 that comes later joins when the workers start again, and one too many waits as a spare. If every node
-gives --node-rank, and each another one, these are the ranks of the nodes.
+gives --node-rank, and each another one, these are the ranks of the nodes. With --hosts one command starts
+the launchers of all nodes by ssh.
 ";
 
 const EXAMPLES: &str = "

@@ -20,6 +20,7 @@ mod exclude_node;
 mod explain;
 mod external_worker;
 mod help;
+mod hosts;
 mod limits;
 mod logs;
 mod man;
@@ -58,6 +59,7 @@ use rankrun_core::facts::Facts;
 use rankrun_core::gc::GcRequest;
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::{CliFlavor, LaunchSpec, Verbosity};
+use rankrun_core::ssh::plan::FleetSpec;
 use rankrun_tools::control::command::ControlCommand;
 use rankrun_tools::explain::ExplainRequest;
 use rankrun_tools::inspect::InspectRequest;
@@ -71,6 +73,8 @@ pub(crate) enum Command {
     Launch(Box<Launch>),
     /// Start nothing: the job is to do without this node, which has this name.
     Excluded(String),
+    /// Start launchers on other hosts by ssh.
+    Fleet(Box<FleetSpec>),
     /// Say what would be launched.
     Explain(Box<ExplainRequest>),
     /// Be the wrapper of a worker that was started by hand.
@@ -148,6 +152,9 @@ fn launch(
 ) -> Result<Command, CliError> {
     answer(cli_flavor, parse(cli_flavor, words)?, |line| {
         let settings = merge(&line, facts, config::read(config_path(&line, facts), facts)?)?;
+        if let Some(fleet) = hosts::resolve_fleet(&line, &settings)? {
+            return Ok(Command::Fleet(Box::new(fleet)));
+        }
         let launch = resolve::resolve(argv0, line, &settings)?;
         Ok(match exclude_node::excluded_name(&settings) {
             Some(name) => Command::Excluded(name),

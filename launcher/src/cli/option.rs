@@ -233,8 +233,9 @@ pub(crate) enum Family {
     None,
 }
 
-/// torchrun's options that no variable stands for.
-const WITHOUT_VARIABLE: [&str; 3] = ["logs-specs", "numa-binding", "print-completion"];
+/// The options that no variable stands for: some of torchrun's, and those of a start by ssh, which hosts would inherit.
+const WITHOUT_VARIABLE: [&str; 7] =
+    ["logs-specs", "numa-binding", "print-completion", "hosts", "hostfile", "export", "ssh"];
 
 /// torchrun's options for clap.
 static TORCHRUN: LazyLock<Command> =

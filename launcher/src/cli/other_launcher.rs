@@ -26,6 +26,15 @@ pub(crate) struct Translation {
     pub(crate) words: Vec<OsString>,
     /// What has no equivalent: a sentence each, without a full stop.
     pub(crate) remarks: Vec<String>,
+    /// What is for single hosts of `--hosts` in the words, in their order.
+    pub(crate) nodes: Vec<NodeChange>,
+}
+
+/// Options and variables of the launch on one host.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct NodeChange {
+    pub(crate) words: Vec<String>,
+    pub(crate) environment: Vec<(String, String)>,
 }
 
 impl Translation {

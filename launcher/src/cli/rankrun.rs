@@ -56,6 +56,19 @@ pub(super) struct RankrunArgs {
     /// [default: none; 60 s before]
     #[arg(long, value_name = "SIGNAL[@TIME]", help_heading = STOPPING)]
     pub(super) warn_signal: Option<OptionValue<EarlyWarning>>,
+    /// Start the launch on each of these hosts by ssh, in the order of the node ranks, as in node1,node2:4; the
+    /// number is --nproc-per-node there. docs/ssh.md says more
+    #[arg(long, value_name = "HOST[:N],…", help_heading = NODES)]
+    pub(super) hosts: Option<OptionValue<String>>,
+    /// The same with the hosts of a file: a line NAME, NAME slots=N or NAME:N for each
+    #[arg(long, value_name = "FILE", help_heading = NODES)]
+    pub(super) hostfile: Option<OptionValue<OsString>>,
+    /// With --hosts: variables for all hosts. A NAME has the value that it has here. It may be repeated
+    #[arg(long, value_name = "NAME,…|NAME=VALUE", help_heading = NODES)]
+    pub(super) export: Option<OptionValue<String>>,
+    /// With --hosts: the ssh client and its options, as in 'ssh -p 2222' [default: ssh]
+    #[arg(long, value_name = "COMMAND", help_heading = NODES)]
+    pub(super) ssh: Option<OptionValue<String>>,
     /// A node is lost when its launcher has sent no heartbeat for this time; the others go on without it
     /// [default: 5; torchrun's launchers have 15]
     #[arg(long, value_name = "TIME", help_heading = NODES)]

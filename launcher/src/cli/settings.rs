@@ -44,7 +44,7 @@ impl WrittenOption {
     }
 
     /// The option as normalised words have it.
-    fn word(&self) -> OsString {
+    pub(super) fn word(&self) -> OsString {
         let mut word = OsString::from(format!("--{}", self.option.long_name()));
         if self.option.kind() != Kind::Flag {
             word.push("=");

@@ -53,9 +53,9 @@ const FOREIGN: &[(&[&str], &str)] = &[
         "`--devices LIST` chooses the devices of this node, as in `--devices 0,2`; `--devices=-1` leaves one out",
     ),
     (
-        &["H", "host", "hostfile", "hosts", "launcher", "machinefile"],
-        "each node starts a launcher of its own: give the same line on each, with `--nnodes N --rdzv-backend c10d \
-         --rdzv-endpoint HOST:PORT`",
+        &["H", "host", "launcher", "machinefile"],
+        "`--hosts LIST` or `--hostfile FILE` starts a launcher on each host by ssh; without ssh give the same line on each, \
+         with `--nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:PORT`",
     ),
     (&["cpu", "use-cpu"], "`--device-type cpu` runs the workers on the CPUs"),
     (

@@ -196,7 +196,7 @@ impl Team {
 }
 
 /// Says what a soak has done.
-fn report_soak(what: &str, times: usize) {
+pub(crate) fn report_soak(what: &str, times: usize) {
     if harness::is_soak() {
         print_notice(&format!("{what}: {times} of {times}"));
     }

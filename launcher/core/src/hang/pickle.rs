@@ -49,8 +49,14 @@ pub fn from_pickle<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PickleError> 
     if bytes.len() > MAX_PICKLE {
         return Err(PickleError::TooLong(bytes.len()));
     }
-    let mut machine =
-        Unpickler { bytes, at: 0, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: Vec::new() };
+    let mut machine = Unpickler {
+        bytes,
+        at: 0,
+        values: Vec::new(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Vec::new(),
+    };
     let root = machine.run()?;
     let steps = Cell::new(MAX_STEPS);
     Ok(T::deserialize(ValueReader { values: &machine.values, steps: &steps, at: root, depth: MAX_DEPTH })?)

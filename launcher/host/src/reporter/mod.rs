@@ -63,8 +63,9 @@ pub fn print(text: &[u8]) -> ExitCode {
     }
 }
 
-/// Writes a message of the launcher to the terminal of a worker started by hand.
-pub fn print_attach_message(text: &str) {
+/// Writes a message of the launcher where there is no console: for a worker started by hand, and before other hosts are
+/// reached.
+pub fn print_message(text: &str) {
     print_error(&format!("rankrun: {text}\n"));
 }
 
@@ -84,7 +85,7 @@ pub fn print_probe_wait(probed: &str, limit: Duration) {
 /// Reports that a command such as `devices`, `gc` or `shim` has failed.
 #[must_use]
 pub fn report_error(error: &dyn std::error::Error, hint: Option<&str>) -> ExitCode {
-    print_error(&with_cause(error, hint));
+    print_error(&error_text(error, hint));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
@@ -128,7 +129,7 @@ pub fn report_refused_command_line(
 /// The launcher could not split into guard and agent, or the guard cannot do its work.
 #[must_use]
 pub fn report_launch_error(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
-    print_error(&with_cause(error, error.hint().as_deref()));
+    print_error(&error_text(error, error.hint().as_deref()));
     write_parent_file(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
 }
@@ -171,7 +172,9 @@ pub fn report_agent_lost(
     write_parent_file(parent_file, &parent_file::of_text(&fact, SystemTime::now()));
 }
 
-fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
+/// The text of an error of the launcher, with its cause and its hint.
+#[must_use]
+pub fn error_text(error: &dyn std::error::Error, hint: Option<&str>) -> String {
     let caused_by = |source| format!("  caused by: {}\n", file_limit::cause_in_words(source));
     let cause = error.source().map(caused_by).unwrap_or_default();
     let hint = file_limit::hint_of(error, hint).map(|hint| format!("\nhint: {hint}\n")).unwrap_or_default();

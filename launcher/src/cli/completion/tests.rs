@@ -94,7 +94,10 @@ fn only_option_that_takes_a_path_offers_files() {
         texts.map(|option| option.long_name().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(hints(CliFlavor::Torchrun), ["log-dir"]);
-    assert_eq!(hints(CliFlavor::Rankrun), ["log-dir", "report", "nccl-lib", "config", "progress-dir"]);
+    assert_eq!(
+        hints(CliFlavor::Rankrun),
+        ["log-dir", "report", "hostfile", "nccl-lib", "config", "progress-dir"]
+    );
 }
 
 #[test]

@@ -60,6 +60,7 @@ pub(super) fn translate_for(
         environment,
         words: launch.words,
         remarks: [remarks_on_file, launch.remarks].concat(),
+        ..Translation::default()
     }))
 }
 

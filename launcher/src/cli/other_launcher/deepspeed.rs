@@ -1,9 +1,9 @@
-//! `deepspeed` on one machine, as a command line of rankrun.
+//! The command line of `deepspeed` as one of rankrun: on this machine, or on the hosts of a host file by ssh.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `args` | the options |
-//! | `hosts` | host file and filters → the part of this machine |
+//! | `hosts` | host file and filters → the hosts that take part |
 //! | `devices` | the number of workers, and the words and variables for their devices |
 //! | `env_file` | `.deepspeed_env` |
 
@@ -11,6 +11,7 @@ mod args;
 mod devices;
 mod env_file;
 mod hosts;
+mod remote;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use args::{DeepspeedArgs, Parsed, option};
 
 pub(in crate::cli) use args::help;
 use devices::DeviceSource;
+use hosts::WorkerHosts;
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::LOOPBACK;
 
@@ -58,33 +60,52 @@ fn launch(machine: TargetMachine, args: &DeepspeedArgs, facts: &Facts) -> Result
     if machine == TargetMachine::This {
         refuse_log_file(args, facts)?;
     }
-    let mut launch = Translation::default();
-    let changes = variables_before(machine, facts)?;
+    let mut launch = Translation { environment: variables_before(machine, facts)?, ..Translation::default() };
     let mut inherited = facts.environment().to_vec();
-    for (name, value) in &changes {
+    for (name, value) in &launch.environment {
         inherited.retain(|(key, _)| key != name.as_str());
         inherited.extend(value.clone().map(|value| (name.into(), value)));
     }
     let binding = binding_words(args, &inherited)?;
-    let host = hosts::find_local_host(machine, args, facts, &mut launch.remarks)?;
-    let has_hostfile = host.slots.is_some();
-    let workers = DeviceSource { machine, host: &host, facts, environment: inherited }.find_workers()?;
-    launch.environment = changes;
-    launch.environment.extend(workers.environment);
-    let size = workers.count.map(|count| ("LOCAL_SIZE", count.to_string()));
-    let own = size.into_iter().chain([("CROSS_RANK", "0".into()), ("CROSS_SIZE", "1".into())]);
-    launch.environment.extend(own.map(|(name, value)| (name.to_owned(), Some(value.into()))));
-    launch.words.extend(master_words(args, has_hostfile));
-    launch.words.extend(workers.words);
+    let hosts = hosts::find_hosts(machine, args, facts, &mut launch.remarks)?;
+    match &hosts {
+        WorkerHosts::Here(host) => {
+            let devices = DeviceSource { machine, host, facts, environment: inherited };
+            add_local_workers(&mut launch, devices, (0, 1))?;
+            launch.words.splice(..0, master_words(args, host.slots.is_some()));
+        }
+        WorkerHosts::NodeOf { host, rank, count } => {
+            let devices = DeviceSource { machine, host, facts, environment: inherited };
+            add_local_workers(&mut launch, devices, (*rank, *count))?;
+            launch.words.splice(..0, remote::node_words(args, (*rank, *count))?);
+        }
+        WorkerHosts::BySsh(hosts) => remote::add_hosts(&mut launch, args, hosts, (facts, &inherited))?,
+    }
     launch.words.extend(binding);
     launch.words.extend(output_words(args));
     launch.words.extend(program_words(args));
+    launch.remarks.extend(remarks(args, &hosts));
+    Ok(launch)
+}
+
+/// The workers of this machine, node `rank` of `count`.
+fn add_local_workers(
+    launch: &mut Translation,
+    devices: DeviceSource<'_>,
+    (rank, count): (usize, usize),
+) -> Result<(), CliError> {
+    let workers = devices.find_workers()?;
+    launch.environment.extend(workers.environment);
+    let size = workers.count.map(|count| ("LOCAL_SIZE", count.to_string()));
+    let cross = [("CROSS_RANK", rank.to_string()), ("CROSS_SIZE", count.to_string())];
+    let own = size.into_iter().chain(cross);
+    launch.environment.extend(own.map(|(name, value)| (name.to_owned(), Some(value.into()))));
+    launch.words.extend(workers.words);
     launch.remarks.extend(workers.remarks);
-    launch.remarks.extend(remarks(args, has_hostfile));
     if workers.count.is_none() {
         launch.remarks.push(LOCAL_SIZE.to_owned());
     }
-    Ok(launch)
+    Ok(())
 }
 
 fn refuse_unsupported(args: &DeepspeedArgs) -> Result<(), CliError> {
@@ -180,13 +201,20 @@ fn program_words(args: &DeepspeedArgs) -> Vec<OsString> {
 }
 
 /// What is accepted and has no effect.
-fn remarks(args: &DeepspeedArgs, has_hostfile: bool) -> Vec<String> {
+fn remarks(args: &DeepspeedArgs, hosts: &WorkerHosts) -> Vec<String> {
     let mut remarks = Vec::new();
-    let remote: Vec<String> =
-        args.options_of_remote_start().into_iter().map(|option| format!("`{option}`")).collect();
-    if !remote.is_empty() {
-        remarks.push(format!("without effect, since no other host is started: {}", remote.join(", ")));
+    let (has_effect, reason): (&[&str], _) = match hosts {
+        WorkerHosts::Here(_) => (&[], "no other host is started"),
+        WorkerHosts::NodeOf { .. } => (&["--no_ssh"], "no other host is started"),
+        WorkerHosts::BySsh(_) => (&["--force_multi", "--ssh_port"], "the hosts are started by ssh alone"),
+    };
+    let given = args.options_of_remote_start().into_iter();
+    let idle: Vec<_> =
+        given.filter(|option| !has_effect.contains(option)).map(|option| format!("`{option}`")).collect();
+    if !idle.is_empty() {
+        remarks.push(format!("without effect, since {reason}: {}", idle.join(", ")));
     }
+    let has_hostfile = !matches!(hosts, WorkerHosts::Here(host) if host.slots.is_none());
     if args.save_pid {
         remarks.push("`--save_pid` writes no file: `rankrun ls` shows the pid of the launcher".to_owned());
     }

@@ -141,7 +141,7 @@ pub fn run(
     let places = RuntimeFolders::of_environment(facts.environment());
     let searched = places.display();
     let step = CallStep::only("an answer of the jobs");
-    report_interrupts(&step, reporter::print_attach_message);
+    report_interrupts(&step, reporter::print_message);
     let Jobs { mut found, refused, deadline } = find_jobs(places, command.job.as_deref())?;
     let unsearched = refused.map(|source| CommandError::Unsearched { job: command.job.clone(), source });
     let ControlVerb::Job(verb) = command.verb else {

@@ -220,7 +220,7 @@ fn os_words(words: &[String]) -> Vec<OsString> {
 }
 
 fn of_translation(launcher: &str, command: OtherCommand) -> Result<Conversion, CliError> {
-    let Translation { environment, words, remarks } = match command {
+    let Translation { environment, words, remarks, .. } = match command {
         OtherCommand::Launch(translation) => translation,
         OtherCommand::Print(_) | OtherCommand::Run(_) => {
             let message = format!("this command of `{launcher}` starts no workers");

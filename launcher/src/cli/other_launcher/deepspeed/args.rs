@@ -16,7 +16,7 @@ use crate::cli::suggest::nearest_of;
 use rankrun_core::spec::CliFlavor;
 
 const USAGE: &str = "rankrun deepspeed [OPTIONS] SCRIPT [ARGS]...";
-const ABOUT: &str = "Start a DeepSpeed training on this machine by the command line of `deepspeed`";
+const ABOUT: &str = "Start a DeepSpeed training by the command line of `deepspeed`, on this machine or on the hosts of a file";
 const BEHIND: &str = "\
 Workers get the variables and the argument of deepspeed, and those of rankrun. `rankrun explain deepspeed
 ...` shows both and starts nothing. docs/deepspeed.md has the differences.
@@ -36,7 +36,7 @@ pub(super) struct DeepspeedArgs {
     /// Print this help and exit
     #[arg(short, long, action = ArgAction::Help)]
     help: Option<bool>,
-    /// Hosts, a line `NAME slots=N` for each; only this machine may be among those that take part
+    /// Hosts, a line `NAME slots=N` for each; others than this machine are started by ssh
     #[arg(short = 'H', long, value_name = "FILE")]
     pub(super) hostfile: Option<String>,
     /// Use these devices alone, in this order, as in localhost:3,1
@@ -45,7 +45,7 @@ pub(super) struct DeepspeedArgs {
     /// Use all devices but these
     #[arg(short, long, value_name = "HOST[:ID,…]")]
     pub(super) exclude: Option<String>,
-    /// 1 is this machine; more need several launchers
+    /// The first N hosts of the host file
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = TextParser::<i128>(PhantomData))]
     pub(super) num_nodes: Option<i128>,
     /// The first N devices
@@ -99,28 +99,28 @@ pub(super) struct DeepspeedArgs {
     /// Refused: rankrun tunes nothing
     #[arg(long, value_name = "tune|run", value_parser = ["tune", "run"])]
     pub(super) autotuning: Option<String>,
-    /// Only 0: this machine
+    /// With --no_ssh: the place of this machine among the hosts
     #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = TextParser::<i128>(PhantomData))]
     pub(super) node_rank: Option<i128>,
-    /// No effect on one machine
+    /// Start only the node of --node_rank, on this machine
     #[arg(long)]
     pub(super) no_ssh: bool,
-    /// No effect on one machine
+    /// No effect: ssh says why it cannot reach a host
     #[arg(long)]
     pub(super) no_ssh_check: bool,
-    /// No effect: the workers of this machine are started without ssh
+    /// Start by ssh also where this machine is the only host
     #[arg(long)]
     pub(super) force_multi: bool,
-    /// No effect on one machine
+    /// No effect: ssh starts the hosts
     #[arg(long, value_name = "NAME")]
     pub(super) launcher: Option<String>,
-    /// No effect on one machine
+    /// No effect: ssh starts the hosts
     #[arg(long, value_name = "TEXT")]
     pub(super) launcher_args: Option<String>,
-    /// No effect on one machine
+    /// The port of the hosts' ssh servers
     #[arg(long, value_name = "PORT", value_parser = TextParser::<i128>(PhantomData))]
     pub(super) ssh_port: Option<i128>,
-    /// No effect on one machine
+    /// Refused with other hosts: export PATH instead
     #[arg(long, value_name = "FILE")]
     pub(super) venv_script: Option<String>,
     /// No effect: `rankrun ls` shows the pid

@@ -1,5 +1,5 @@
 //! Which devices of which host take part (2.3 and 2.4 of docs/dev/launchers-contract.md): the host file, `--include`, `--exclude`, `--num_gpus` and
-//! `--num_nodes`. Only this machine can be left.
+//! `--num_nodes`.
 
 use std::path::Path;
 
@@ -29,10 +29,21 @@ pub(super) enum DeviceFilter {
 /// A host that takes part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeepspeedHost {
-    name: String,
+    pub(super) name: String,
     /// The number in the host file; without one the machine decides.
     pub(super) slots: Option<u32>,
     pub(super) filter: DeviceFilter,
+}
+
+/// Where the workers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum WorkerHosts {
+    /// On this machine alone.
+    Here(DeepspeedHost),
+    /// On this machine, and on others that a person starts (`--no_ssh`).
+    NodeOf { host: DeepspeedHost, rank: usize, count: usize },
+    /// On these hosts, which are started by ssh.
+    BySsh(Vec<DeepspeedHost>),
 }
 
 /// The value of `--include` or `--exclude`: hosts and their ids; all ids where there are none.
@@ -42,16 +53,16 @@ struct HostFilter<'a> {
     nodes: Vec<(&'a str, Vec<&'a str>)>,
 }
 
-/// The part of this machine.
+/// The hosts that take part, in the order of the host file.
 ///
 /// # Errors
-/// The options contradict each other, the host file or a filter cannot be read, or another host takes part.
-pub(super) fn find_local_host(
+/// The options contradict each other, the host file or a filter cannot be read, or nothing is left.
+pub(super) fn find_hosts(
     machine: TargetMachine,
     args: &DeepspeedArgs,
     facts: &Facts,
     remarks: &mut Vec<String>,
-) -> Result<DeepspeedHost, CliError> {
+) -> Result<WorkerHosts, CliError> {
     let filter = read_filter(args)?;
     let default = (machine == TargetMachine::This).then_some(DEFAULT_HOSTFILE);
     let named = args.hostfile.as_deref().map(Path::new);
@@ -85,13 +96,41 @@ pub(super) fn find_local_host(
             hosts.iter_mut().for_each(|host| host.filter = first.clone());
         }
     }
-    let rank = args.node_rank.filter(|rank| *rank > 0);
-    match (hosts.as_slice(), rank) {
-        (_, Some(rank)) => Err(several_hosts(&format!("`--node_rank` is {rank}"))),
-        ([host], None) if is_this_machine(&host.name, facts) => Ok(host.clone()),
-        ([host], None) => Err(several_hosts(&format!("the host `{}` is not this machine", host.name))),
-        ([], None) => Err(nothing_left()),
-        (several, None) => Err(several_hosts(&format!("the host file has {} hosts", several.len()))),
+    place_workers(machine, args, hosts, facts)
+}
+
+fn place_workers(
+    machine: TargetMachine,
+    args: &DeepspeedArgs,
+    hosts: Vec<DeepspeedHost>,
+    facts: &Facts,
+) -> Result<WorkerHosts, CliError> {
+    let count = hosts.len();
+    if args.no_ssh && count > 1 {
+        let rank = args.node_rank.and_then(|rank| usize::try_from(rank).ok());
+        let host = rank.and_then(|rank| Some((rank, hosts.get(rank)?.clone())));
+        return match host {
+            Some((rank, host)) => Ok(WorkerHosts::NodeOf { host, rank, count }),
+            None => Err(CliError::refused(
+                format!("`--no_ssh` starts one of {count} hosts, and `--node_rank` does not say which"),
+                format!("add `--node_rank R`, from 0 to {}, another one on each host", count - 1),
+            )),
+        };
+    }
+    if let Some(rank) = args.node_rank.filter(|rank| *rank > 0) {
+        return Err(several_hosts(&format!("`--node_rank` is {rank}")));
+    }
+    match (hosts.as_slice(), machine) {
+        ([], _) => Err(nothing_left()),
+        // Without a host file no name leads to another machine.
+        ([host], _) if is_this_machine(&host.name, facts) && (!args.force_multi || host.slots.is_none()) => {
+            Ok(WorkerHosts::Here(host.clone()))
+        }
+        ([host], TargetMachine::Any) if !is_this_machine(&host.name, facts) => {
+            Err(several_hosts(&format!("the host `{}` is not this machine", host.name)))
+        }
+        (_, TargetMachine::Any) => Err(several_hosts(&format!("the host file has {count} hosts"))),
+        (_, TargetMachine::This) => Ok(WorkerHosts::BySsh(hosts)),
     }
 }
 
@@ -224,9 +263,9 @@ fn is_this_machine(name: &str, facts: &Facts) -> bool {
 
 fn several_hosts(fact: &str) -> CliError {
     CliError::refused(
-        format!("{fact}, and `rankrun deepspeed` starts the workers of one host"),
-        "several hosts come with rankrun's ssh engine, which does not exist yet; until then start one launcher on each \
-         node: `rankrun --nnodes N --node-rank R --master-addr HOST --master-port PORT …`",
+        format!("{fact}, and the line has the workers of one host"),
+        "`rankrun deepspeed --hostfile FILE` starts several by ssh; or start one launcher on each node: `rankrun --nnodes N \
+         --node-rank R --master-addr HOST --master-port PORT …`",
     )
 }
 

@@ -7,6 +7,7 @@ use rankrun_core::device::fake::{cuda, xpu};
 use rankrun_core::facts::fake::FakeWorld;
 
 mod refusals;
+mod remote;
 
 const MASTER: &str = "--master-addr 127.0.0.1 --master-port 29500";
 

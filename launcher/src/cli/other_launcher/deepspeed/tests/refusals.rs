@@ -109,15 +109,17 @@ fn devices_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn several_hosts_are_refused_with_way_out() {
+fn unnamed_hosts_are_refused_with_way_out() {
     let two = gpus().file("/job/hosts", b"n7 slots=2\nn8 slots=4\n");
     let way = "`rankrun --nnodes N --node-rank R";
     check(
         &two,
         &[
-            ("-H hosts x.py", 1, &["the host file has 2 hosts", way]),
-            ("-H hosts -i n8 x.py", 1, &["the host `n8` is not this machine", way]),
-            ("-H hosts -e n7 x.py", 1, &["the host `n8` is not this machine", way]),
+            ("-H hosts --venv_script v x.py", 1, &["`--venv_script` is `v`", "`PATH`"]),
+            ("-H hosts --no_ssh x.py", 1, &["one of 2 hosts", "`--node_rank R`, from 0 to 1"]),
+            ("-H hosts --no_ssh --node_rank 2 x.py", 1, &["`--node_rank` does not say which"]),
+            ("-H hosts --no_ssh --node_rank 1 x.py", 1, &["`--master_addr` is not"]),
+            ("-H hosts --node_rank 1 x.py", 1, &["`--node_rank` is 1", way]),
             ("--num_nodes 2 x.py", 1, &["`--num_nodes` is 2", way]),
             ("--no_ssh --node_rank 1 x.py", 1, &["`--node_rank` is 1", way]),
             ("--autotuning tune x.py", 1, &["tuner"]),
