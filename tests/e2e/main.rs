@@ -40,6 +40,7 @@ mod hints;
 mod install;
 mod install_script;
 mod job_control;
+mod kubernetes;
 mod leave_out;
 mod leftovers;
 mod limits;

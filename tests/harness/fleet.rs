@@ -114,7 +114,7 @@ impl Fleet {
     /// Takes the names out of the host's `/etc/hosts`: not even its own resolves then.
     #[track_caller]
     pub fn remove_host_names(&self, host: usize) {
-        self.hosts_file(host, "");
+        self.write_hosts_file(host, "");
     }
 
     /// Takes away all IPv4 addresses of every host but those of the loopback; names mean IPv6 addresses.
@@ -123,13 +123,14 @@ impl Fleet {
         let names = self.hosts().map(|host| format!("{} th{host}\n", Self::address_v6(host)));
         let names = format!("::1 localhost\n{}", names.collect::<String>());
         for host in self.hosts() {
-            self.hosts_file(host, &names);
+            self.write_hosts_file(host, &names);
             self.run(host, &["ip", "-4", "addr", "flush", "dev", "eth0"]);
         }
     }
 
+    /// The names that this host knows from now on, as lines of `/etc/hosts`.
     #[track_caller]
-    fn hosts_file(&self, host: usize, names: &str) {
+    pub fn write_hosts_file(&self, host: usize, names: &str) {
         let line = "cp /dev/stdin /etc/hosts".to_owned();
         self.run(host, &["sh", "-euc", &format!("printf %s \"$0\" | {line}"), names]);
     }
