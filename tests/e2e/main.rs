@@ -68,6 +68,7 @@ mod rust_training;
 mod schedulers;
 mod sibling_failures;
 mod signals;
+mod slurm;
 mod special_files;
 mod stacks;
 mod stacks_by_tools;

@@ -26,6 +26,7 @@ mod schema;
 mod screen;
 mod session;
 mod settings;
+mod slurm;
 mod store;
 mod transcript;
 
@@ -49,5 +50,6 @@ pub use schema::schema_problems;
 pub use screen::Size;
 pub use session::{FIRST_IN_PATH, Session, check_sessions, read_sessions, session_launch};
 pub use settings::{can_use_namespaces, is_rankrun, is_soak, is_torchrun, print_notice};
+pub use slurm::{ProcessTracking, SlurmCluster};
 pub use store::Store;
 pub use transcript::field;

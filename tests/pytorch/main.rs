@@ -15,4 +15,5 @@ mod nodes;
 mod programs;
 mod recordings;
 mod restart;
+mod slurm;
 mod stops;
