@@ -70,6 +70,7 @@ mod rust_training;
 mod schedulers;
 mod sibling_failures;
 mod signals;
+mod slurm;
 mod special_files;
 mod ssh;
 mod stacks;

@@ -27,6 +27,7 @@ mod screen;
 mod session;
 mod settings;
 mod ssh_fleet;
+mod slurm;
 mod store;
 mod transcript;
 
@@ -51,5 +52,6 @@ pub use screen::Size;
 pub use session::{FIRST_IN_PATH, Session, check_sessions, read_sessions, session_launch};
 pub use settings::{can_use_namespaces, is_rankrun, is_soak, is_torchrun, print_notice};
 pub use ssh_fleet::SshFleet;
+pub use slurm::{ProcessTracking, SlurmCluster};
 pub use store::Store;
 pub use transcript::field;

@@ -16,4 +16,5 @@ mod programs;
 mod recordings;
 mod restart;
 mod ssh;
+mod slurm;
 mod stops;

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use rankrun_contract::rank::{NodeCount, RunId};
 
 use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, unknown_key_notices};
+pub(super) use nodes::parse_nodes;
 use nodes::{Nodes, check_empty_run_id, pod_index, rank_among, rank_in_order};
 pub(super) use times::LeaseTime;
 use times::{OF_C10D, OF_SEVERAL_NODES, refuse_idle, resolve_times};

@@ -99,7 +99,7 @@ pub(super) fn check_empty_run_id(
 }
 
 /// `N` or `MIN:MAX` with `0 < MIN ≤ MAX`.
-fn parse_nodes(text: &str) -> Option<NodeRange> {
+pub(in crate::cli) fn parse_nodes(text: &str) -> Option<NodeRange> {
     let (min, max) = text.split_once(':').unwrap_or((text, text));
     let count = |text| {
         let number = u32::try_from(parse_int(text)?).ok().filter(|number| *number <= MOST_NODES)?;
