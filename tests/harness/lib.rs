@@ -26,8 +26,8 @@ mod schema;
 mod screen;
 mod session;
 mod settings;
-mod ssh_fleet;
 mod slurm;
+mod ssh_fleet;
 mod store;
 mod transcript;
 
@@ -51,7 +51,7 @@ pub use schema::schema_problems;
 pub use screen::Size;
 pub use session::{FIRST_IN_PATH, Session, check_sessions, read_sessions, session_launch};
 pub use settings::{can_use_namespaces, is_rankrun, is_soak, is_torchrun, print_notice};
-pub use ssh_fleet::SshFleet;
 pub use slurm::{ProcessTracking, SlurmCluster};
+pub use ssh_fleet::SshFleet;
 pub use store::Store;
 pub use transcript::field;

@@ -15,6 +15,6 @@ mod nodes;
 mod programs;
 mod recordings;
 mod restart;
-mod ssh;
 mod slurm;
+mod ssh;
 mod stops;
