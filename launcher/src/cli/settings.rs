@@ -259,7 +259,8 @@ pub(super) fn config_path(line: &CommandLine, facts: &Facts) -> Option<OsString>
 /// Adds what variables, the file of `--config` and a scheduler say to what was typed. Pure.
 ///
 /// # Errors
-/// What a scheduler says contradicts the rest. A value that is not of the option's type. argparse reads a flag's variable even where the flag was typed.
+/// What a scheduler says contradicts the rest. A value that is not of the option's type. argparse reads a flag's variable
+/// even where the flag was typed.
 pub(super) fn merge<'a>(
     line: &CommandLine,
     facts: &'a Facts,
