@@ -2,6 +2,7 @@
 //! words. It stands below both.
 
 pub mod activity;
+pub mod failure_signature;
 mod job_state;
 pub mod memory;
 pub mod rank_table;
@@ -9,7 +10,6 @@ mod worker_end;
 
 use std::time::Duration;
 
-use crate::agent::recurrence::Recurrence;
 use crate::hang::verdict::Verdict;
 use crate::posix::{Pid, Signal};
 
@@ -17,6 +17,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use crate::rendezvous::{MembershipChange, RendezvousEnd, Round, WorkerFailure};
 use crate::spec::restart::RestartRule;
+use failure_signature::FailureSignature;
 pub use job_state::JobState;
 use rank_table::RankTable;
 pub use worker_end::{ErrorFileInfo, FailureKind, ForeignKill, LostPeer, WorkerEnd, lost_peer_phrase};
@@ -233,7 +234,12 @@ pub enum JobEvent {
     /// The job's progress could not be seen, or not in time.
     ProgressUnknown,
     /// The job fails again and again for the same cause, and nothing shows whether it makes progress.
-    CauseRecurs(Box<Recurrence>),
+    CauseRecurs {
+        /// The cause.
+        signature: Box<FailureSignature>,
+        /// The restarts in a row that were followed by it.
+        restarts: u32,
+    },
     /// The policy refuses a restart, for a reason that is not obvious.
     RestartRefused(NoRestart),
     /// A rule counts the failure as a success.
@@ -293,7 +299,7 @@ impl JobEvent {
             Self::DevicesReassigned { .. } => "devices_reassigned",
             Self::LookingForProgress => "reading_checkpoint_folder",
             Self::ProgressUnknown => "checkpoint_folder_unreadable",
-            Self::CauseRecurs(_) => "cause_recurs",
+            Self::CauseRecurs { .. } => "cause_recurs",
             Self::RestartRefused(_) => "restart_refused",
             Self::CalledSuccess { .. } => "failure_counts_as_success",
             Self::Waiting { .. } => "waiting_for_restart",

@@ -57,9 +57,16 @@ pub(super) fn hostname(facts: &Facts) -> String {
     String::from_utf8_lossy(&name).trim().to_owned()
 }
 
-/// Whether this is the name of this machine, with or without its domain.
+/// Whether both name one machine. Where one of them has no domain, that of the other does not count.
 pub(super) fn is_own_name(name: &str, hostname: &str) -> bool {
-    !hostname.is_empty() && (name == hostname || Some(name) == hostname.split('.').next())
+    let is_full = |name: &str| name.contains('.');
+    let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let is_same = if is_full(name) && is_full(hostname) {
+        name.eq_ignore_ascii_case(hostname)
+    } else {
+        first(name) == first(hostname)
+    };
+    is_same && !hostname.is_empty()
 }
 
 /// The name in `--exclude-node` that is this node's: of the machine, or its address in `--local-addr`.
@@ -97,6 +104,7 @@ mod tests {
         {
             assert_eq!(is_own_name(name, "n7.cluster"), is_own, "{name}");
         }
+        assert!(is_own_name("N7.cluster", "n7") && !is_own_name("n7.other", "n7.cluster"));
         assert!(!is_own_name("", ""));
     }
 }

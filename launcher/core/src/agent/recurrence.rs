@@ -4,9 +4,7 @@ use rankrun_contract::rank::Rank;
 
 use crate::agent::failure::Failure;
 use crate::job_event::FailureKind;
-use crate::posix::Exit;
-use crate::spec::restart::FailureCause;
-use crate::stacks::Frame;
+pub use crate::job_event::failure_signature::{FailureSignature, RaisedException};
 
 /// A hash of the checkpoint folder's listing: it changes as soon as any file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,40 +17,6 @@ pub enum ProgressMark {
     Files(CheckpointFingerprint),
     /// The highest step of all heartbeats; `None` without heartbeats.
     Step(Option<u64>),
-}
-
-/// The exception that ended a worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RaisedException {
-    /// Such as `ValueError`.
-    pub kind: String,
-    /// The innermost call.
-    pub frame: Option<Frame>,
-}
-
-/// What failures of the same cause have in common.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FailureSignature {
-    /// An error that all ranks meet is seen first now on one rank, then on another: the rank does not count.
-    Exception(RaisedException),
-    /// The worker of this rank ended by itself.
-    Exit {
-        /// The rank.
-        rank: Rank,
-        /// How it ended.
-        exit: Exit,
-        /// What the exit does not show.
-        cause: Option<FailureCause>,
-    },
-    /// The launcher ended the worker of this rank.
-    Stopped {
-        /// The rank.
-        rank: Rank,
-        /// Why.
-        kind: FailureKind,
-        /// What `kind` does not show.
-        cause: Option<FailureCause>,
-    },
 }
 
 impl FailureSignature {

@@ -1,3 +1,5 @@
+use crate::posix::Exit;
+use crate::stacks::Frame;
 use rankrun_contract::rank::LocalRank;
 
 use super::*;

@@ -207,7 +207,7 @@ impl RecordedGroup {
     }
 
     fn into_named(mut self) -> (String, GroupActivity) {
-        let pending = self.unfinished.range(self.last_over + 1..).next();
+        let pending = self.unfinished.range(self.last_over.saturating_add(1)..).next();
         self.activity.completed = pending.map_or(self.activity.enqueued, |first| first.saturating_sub(1));
         (self.name, self.activity)
     }

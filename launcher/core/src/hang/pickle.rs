@@ -20,7 +20,7 @@ const MAX_VALUES: usize = 1 << 21;
 /// Lists and dictionaries inside each other. A trace has 5.
 const MAX_DEPTH: usize = 32;
 /// The values that a reader visits, each as often as it is named.
-const MAX_STEPS: usize = 1 << 23;
+const MAX_STEPS: usize = 1 << 22;
 /// No memo entry.
 const EMPTY: u32 = u32::MAX;
 
@@ -275,9 +275,11 @@ impl<'de> Deserializer<'de> for ValueReader<'_, '_> {
     type Error = ShapeError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ShapeError> {
-        let left = self.steps.get().checked_sub(1);
-        self.steps.set(left.ok_or_else(|| ShapeError::custom("too many references to values"))?);
         let value = usize::try_from(self.at).ok().and_then(|at| self.values.get(at));
+        // A text is copied each time that it is named.
+        let cost = if let Some(Value::Text(text)) = value { 1 + text.len() / 16 } else { 1 };
+        let left = self.steps.get().checked_sub(cost);
+        self.steps.set(left.ok_or_else(|| ShapeError::custom("too many references to values"))?);
         match value.ok_or_else(|| ShapeError::custom("a reference to no value"))? {
             Value::None => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),

@@ -137,11 +137,13 @@ pub fn is_spare(state: &RendezvousState, node: &Node) -> bool {
     state.redundancy_list.contains(node)
 }
 
-/// The nodes beside this one that are in the round or wait for one, without those that are dead.
+/// The number of the nodes beside this one that are in the round or wait for one, without those that are dead. `None` if a
+/// torchrun agent is among them: it takes notice of a node that waits, and not of one that leaves.
 #[must_use]
-pub fn count_other_nodes(view: &RoundView<'_>, me: &LocalNode) -> usize {
+pub fn count_other_nodes(view: &RoundView<'_>, me: &LocalNode) -> Option<usize> {
     let others: BTreeSet<&Node> = view.state.listed().filter(|node| **node != me.node).collect();
-    others.into_iter().filter(|node| !view.failure_detector.is_dead(node)).count()
+    let live: Vec<&Node> = others.into_iter().filter(|node| !view.failure_detector.is_dead(node)).collect();
+    live.iter().all(|node| view.agents.contains_key(*node)).then_some(live.len())
 }
 
 /// Returns the next step of this agent. `wall` is the local time of day; it is only written, never decides.

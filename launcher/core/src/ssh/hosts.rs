@@ -3,8 +3,8 @@
 //! A line of a host file is the one of DeepSpeed (`NAME slots=N`), of Open MPI (the same, with `max_slots`), of MPICH
 //! (`NAME:N`), or a name alone. `#` begins a comment.
 
+use core::net::IpAddr;
 use std::fmt;
-use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 /// A host that ssh reaches.

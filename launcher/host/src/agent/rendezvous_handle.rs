@@ -372,6 +372,9 @@ fn why(end: &JobOutcome) -> String {
         (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
         (None, Some(_), _) => stop_text(StopReason::TimeLimit),
         (None, None, Some(RendezvousEnd::Failed { error, .. })) => format_chain(error.error()),
+        (None, None, Some(RendezvousEnd::Excluded { .. })) => {
+            "its workers failed first too often (`--exclude-node-after`)".to_owned()
+        }
         (None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
         (None, None, None) => stop_text(StopReason::Membership),
     }

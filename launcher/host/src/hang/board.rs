@@ -29,6 +29,8 @@ pub struct EvidenceBoard {
 struct Published {
     number: u64,
     json: Vec<u8>,
+    /// That of the other nodes is to be read.
+    wants_others: bool,
 }
 
 /// What the store has of another node, which the watching thread reads: the task must not hold up the thread that it shares.
@@ -68,20 +70,27 @@ impl EvidenceBoard {
         }
     }
 
-    /// Publishes the evidence on the ranks of this node.
-    pub(crate) fn publish(&self, ranks: &[RankEvidence], is_suspended: bool, now: Instant) {
+    /// Publishes the evidence on the ranks of this node, and has that of the others read if it is wanted.
+    pub(crate) fn publish(
+        &self,
+        ranks: &[RankEvidence],
+        is_suspended: bool,
+        wants_others: bool,
+        now: Instant,
+    ) {
         let mut published = lock(&self.published);
         published.number += 1;
         let mut evidence = NodeEvidence::new(self.round, published.number, ranks, now);
         evidence.is_suspended = is_suspended;
-        published.json = evidence.to_json();
+        (published.json, published.wants_others) = (evidence.to_json(), wants_others);
         self.has_published.notify_one();
     }
 
-    /// Waits until this node publishes something, and returns the bytes.
-    pub(crate) async fn next_published(&self) -> Vec<u8> {
+    /// Waits until this node publishes something; returns the bytes, and whether those of the others are wanted.
+    pub(crate) async fn next_published(&self) -> (Vec<u8>, bool) {
         self.has_published.notified().await;
-        lock(&self.published).json.clone()
+        let published = lock(&self.published);
+        (published.json.clone(), published.wants_others)
     }
 
     pub(crate) const fn node_rank(&self) -> NodeRank {

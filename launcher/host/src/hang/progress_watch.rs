@@ -363,8 +363,18 @@ impl Observer {
 
     fn publish_evidence(&self) {
         if let Some(board) = &self.board {
-            board.publish(&self.ranks, self.is_suspended, Instant::now());
+            let now = Instant::now();
+            board.publish(&self.ranks, self.is_suspended, self.wants_others(now), now);
         }
+    }
+
+    /// Each node would read all others. Without a limit of the user that is worth it only once the ranks here have made no
+    /// progress for a while.
+    fn wants_others(&self, now: Instant) -> bool {
+        let is_slow = |it: &RankEvidence| {
+            it.is_finished || now.saturating_duration_since(it.last_progress) >= self.limits.usual() / 2
+        };
+        self.limits.hang_timeout.is_some() || self.ranks.iter().all(is_slow)
     }
 
     /// The verdict on the ranks of all nodes that tell of theirs, or of this node alone.

@@ -40,7 +40,7 @@ fn record_answer(evidence: &mut RankEvidence, answer: io::Result<RecorderAnswer>
     use io::ErrorKind::{TimedOut, WouldBlock};
     match answer {
         // NCCL's own counts are asked instead.
-        Ok(RecorderAnswer::NoRecorder) => {}
+        Ok(RecorderAnswer::NoRecorder) => evidence.is_unanswered = false,
         Ok(RecorderAnswer::Groups(groups)) if groups.is_empty() && evidence.has_groups() => {
             evidence.forget_groups();
         }

@@ -66,7 +66,7 @@ pub(crate) fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>)
         }
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown
-        | JobEvent::CauseRecurs(_)
+        | JobEvent::CauseRecurs { .. }
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
         | JobEvent::Waiting { .. }
@@ -293,7 +293,7 @@ pub(crate) fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<S
         JobEvent::ProgressUnknown => format!(
             "the {source} could not be looked at: this restart does not count as one without progress"
         ),
-        JobEvent::CauseRecurs(recurrence) => recurrence_text(recurrence),
+        JobEvent::CauseRecurs { signature, restarts } => recurrence_text(signature, *restarts),
         JobEvent::RestartRefused(NoRestart::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
         JobEvent::RestartRefused(NoRestart::NoProgress { restarts, step }) => {
             let without = step

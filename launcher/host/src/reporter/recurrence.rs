@@ -1,17 +1,17 @@
 //! The line on a failure that comes again and again, where nothing shows whether the job makes progress. Pure.
 
 use crate::reporter::exception::place_of;
-use rankrun_core::agent::recurrence::{FailureSignature, Recurrence};
 use rankrun_core::job_event::FailureKind;
+use rankrun_core::job_event::failure_signature::FailureSignature;
 use rankrun_core::spec::restart::FailureCause;
 
 #[must_use]
-pub(crate) fn recurrence_text(recurrence: &Recurrence) -> String {
+pub(crate) fn recurrence_text(signature: &FailureSignature, restarts: u32) -> String {
     format!(
         "the same failure for the {} time in a row: {}; nothing shows whether the job makes progress: neither `--progress-dir` \
          nor a heartbeat",
-        ordinal(recurrence.restarts.saturating_add(1)),
-        signature_text(&recurrence.signature)
+        ordinal(restarts.saturating_add(1)),
+        signature_text(signature)
     )
 }
 
@@ -47,15 +47,13 @@ fn ordinal(number: u32) -> String {
 mod tests {
     use super::*;
     use rankrun_contract::rank::Rank;
-    use rankrun_core::agent::recurrence::{ProgressMark, RaisedException};
+    use rankrun_core::job_event::failure_signature::RaisedException;
     use rankrun_core::posix::Exit;
     use rankrun_core::stacks::Frame;
 
     #[test]
     fn line_has_count_and_cause() {
-        let text = |signature, restarts| {
-            recurrence_text(&Recurrence { mark: ProgressMark::Step(None), signature, restarts })
-        };
+        let text = |signature: FailureSignature, restarts| recurrence_text(&signature, restarts);
         let frame = |function: &str| {
             Some(Frame { function: function.to_owned(), file: "/job/data.py".to_owned(), line: 17 })
         };

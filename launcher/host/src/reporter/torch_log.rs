@@ -171,7 +171,7 @@ pub(crate) fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine
         JobEvent::Restarting { used } => vec![restarting(used.0, group)],
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown
-        | JobEvent::CauseRecurs(_)
+        | JobEvent::CauseRecurs { .. }
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
         | JobEvent::Waiting { .. } => warning(job_event_text::policy_event_text(event, group.spec)),

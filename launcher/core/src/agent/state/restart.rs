@@ -156,8 +156,10 @@ impl State {
             Some(mark) => {
                 let rank = self.history.rank_of(failure.first.local_rank);
                 self.history.record_progress(mark, FailureSignature::of(&failure, rank, exception));
-                let recurrence = self.history.unmeasured_recurrence(&self.rules.restart).cloned();
-                recurrence.map(|it| Action::Emit(JobEvent::CauseRecurs(Box::new(it))))
+                self.history.unmeasured_recurrence(&self.rules.restart).map(|it| {
+                    let (signature, restarts) = (Box::new(it.signature.clone()), it.restarts);
+                    Action::Emit(JobEvent::CauseRecurs { signature, restarts })
+                })
             }
             None => Some(Action::Emit(JobEvent::ProgressUnknown)),
         };
@@ -300,7 +302,7 @@ impl State {
     /// Carries out a restart that the policy allows.
     pub(super) fn restart(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         self.history.record_restart(now, &self.rules.restart);
-        self.history.record_first_failure(true);
+        self.history.record_first_failure(!failure.first.has_lost_remote_peer());
         self.node_restarts.0 += 1;
         self.job_restarts.0 += 1;
         self.generation.0 += 1;

@@ -173,7 +173,8 @@ fn with_xids(reading: DeviceReading, pci: PciAddress, log: Result<&XidLog, &io::
 }
 
 fn read_kernel_log(path: impl AsRef<Path>) -> io::Result<XidLog> {
-    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut file =
+        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     let mut log = XidLog::new();
     let mut record = [0; MAX_RECORD];
     for _ in 0..MAX_RECORDS {

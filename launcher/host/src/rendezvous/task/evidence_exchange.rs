@@ -40,8 +40,9 @@ async fn exchange(board: Arc<EvidenceBoard>, connection: ExchangeConnection, key
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut client = None;
     loop {
-        let published = board.next_published().await;
-        match exchange_once(&mut client, &connection, (&own, &published), &names).await {
+        let (published, wants_others) = board.next_published().await;
+        let wanted = if wants_others { names.as_slice() } else { &[] };
+        match exchange_once(&mut client, &connection, (&own, &published), wanted).await {
             Ok(values) => nodes.iter().zip(values).for_each(|(node, json)| board.receive(*node, json)),
             Err(error) => {
                 tracing::debug!(%error, "the evidence of the nodes is not exchanged");
@@ -62,5 +63,5 @@ async fn exchange_once(
         None => client.insert(connection.clone().open().await?),
     };
     client.set(own, published).await?;
-    client.multi_get(names).await
+    if names.is_empty() { Ok(Vec::new()) } else { client.multi_get(names).await }
 }

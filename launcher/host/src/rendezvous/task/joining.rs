@@ -123,8 +123,11 @@ impl RendezvousTask {
         else {
             return None;
         };
-        let may_leave = joining.leaves_if_possible && self.store.is_none() && self.plan.static_job.is_none();
-        let others = may_leave.then(|| count_other_nodes(&self.peers.view(backend.state()), me))?;
+        let may_leave = joining.leaves_if_possible
+            && self.store.is_none()
+            && self.plan.static_job.is_none()
+            && !backend.state().closed;
+        let others = may_leave.then(|| count_other_nodes(&self.peers.view(backend.state()), me))??;
         (others >= me.nodes.min.get() as usize).then_some(others)
     }
 
