@@ -28,8 +28,8 @@ wheel:
 ci:
     .ci/run
 
-# The big counts with random cases, Miri, an emulated machine, the licences and advisories of dependencies, an old PyTorch, and
-# the oldest and the newest Python.
+# The big counts with random cases, Miri, an emulated machine, the licences and advisories of dependencies, an old PyTorch,
+# the oldest and the newest Python, and the manifests against the schemas of Kubernetes.
 nightly:
     @command -v cargo-deny >/dev/null || { echo 'error: cargo-deny is not installed' >&2; echo 'hint: cargo install --locked cargo-deny' >&2; exit 1; }
     RANKRUN_SOAK=1 tests/run
@@ -38,6 +38,7 @@ nightly:
     cargo deny check
     RANKRUN_TEST_TORCH=2.4.1 tests/run torch
     tests/pythons
+    tests/kubernetes
 
 # Launch, restart and output beside torchrun's. docs/performance.md has the command of each figure.
 bench:

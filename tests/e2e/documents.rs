@@ -15,14 +15,20 @@ use harness::{Launch, Name, checkout, example, is_rankrun};
 use serde_json::Value;
 
 /// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
-const FOREIGN_OPTIONS: [(&str, &str); 15] = [
+const FOREIGN_OPTIONS: [(&str, &str); 18] = [
     ("cargo", "--bench --lib --locked --no-deps --nocapture --path --release --test --workspace"),
     ("install.sh", "--from --prefix"),
     ("all_reduce", "--hosts"),
     ("launcher/wheel", "--profile --target"),
     ("sbatch", "--gpus --gres"),
     ("docker", "--gpus --shm-size"),
-    ("srun", "--gpu-bind --kill-on-bad-exit --no-kill --ntasks-per-node --requeue"),
+    (
+        "srun",
+        "--cpus-per-task --gpu-bind --gpus-per-node --gpus-per-task --kill-on-bad-exit --no-kill --nodes --ntasks-per-node",
+    ),
+    ("#SBATCH", "--array --open-mode --requeue --signal"),
+    ("srun", "--requeue"),
+    ("podman", "--container-image --env --network --nv --rm"),
     ("Open MPI", "--enable-recovery"),
     ("mpirun", "--map-by"),
     ("py-spy", "--pid"),

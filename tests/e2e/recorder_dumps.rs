@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const WORKER: &str = r#"
 import os, shutil, sys, time
 
-rank, stem, mode = int(os.environ["RANK"]), os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"], sys.argv[2]
+rank, stem, mode = int(os.environ["RANK"]), os.environ["TORCH_FR_DUMP_TEMP_FILE"], sys.argv[2]
 part = f"{stem}{rank}.part"
 if mode == "good":
     shutil.copy(f"{sys.argv[1]}/missing-{rank}.pickle", part)

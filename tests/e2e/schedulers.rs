@@ -1,9 +1,11 @@
-//! Launchers that a scheduler or `mpirun` starts once for each task: two jobs instead of one are never started in
-//! silence.
+//! Launchers that a scheduler or `mpirun` starts once for each task: they are one job, and two jobs instead of one are never
+//! started in silence. The environments are recorded ones; `slurm` has a real Slurm.
 
 use std::fs;
 
-use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, is_rankrun};
+use harness::{Job, Launch, Name, Outcome, Scratch, fixture, free_port, is_rankrun};
+
+use crate::nodes::placements_of;
 
 /// A variable of a task's environment.
 type Variables = &'static [(&'static str, &'static str)];
@@ -15,7 +17,7 @@ const STEP: Variables = &[
     ("SLURM_NODEID", "1"),
     ("SLURM_PROCID", "1"),
     ("SLURM_STEP_ID", "0"),
-    ("SLURM_STEP_NODELIST", "th[1-2]"),
+    ("SLURM_STEP_NODELIST", "localhost,localhost"),
     ("SLURM_STEP_NUM_NODES", "2"),
     ("SLURM_STEP_NUM_TASKS", "2"),
     ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
@@ -24,7 +26,8 @@ const STEP: Variables = &[
 const OPEN_MPI: Variables =
     &[("OMPI_COMM_WORLD_LOCAL_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
 /// `mpiexec` of MPICH, with two tasks on this host.
-const HYDRA: Variables = &[("MPI_LOCALNRANKS", "2"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+const HYDRA: Variables =
+    &[("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "1"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")];
 /// A script of `sbatch -N2`: no task of a step.
 const BATCH: Variables = &[
     ("SLURM_JOB_ID", "7"),
@@ -49,29 +52,56 @@ fn assert_refused(outcome: &Outcome) {
     assert_eq!(outcome.stdout(), "", "{outcome}");
 }
 
-#[test]
-fn step_of_several_tasks_without_nnodes_is_refused() {
-    for (variables, variable, start) in [
-        (STEP, "SLURM_STEP_NUM_TASKS", "`srun -N2 -n2 "),
-        (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "`mpirun "),
-        (HYDRA, "PMI_SIZE", "without `mpiexec`"),
-    ] {
-        let outcome = run(Name::Rankrun, variables, &[]);
-        assert_refused(&outcome);
-        outcome.expect_stderr("error: ").expect_stderr(variable).expect_stderr("2 tasks");
-        outcome.expect_stderr("hint: ").expect_stderr(start).expect_stderr("`--nnodes 1`");
+/// Both tasks of a step on this machine, with workers that meet.
+#[track_caller]
+fn run_both_tasks(tasks: [Variables; 2]) -> Vec<String> {
+    let job_id = free_port().to_string();
+    let start = |variables: Variables| -> Job {
+        let launch = launch(Name::Rankrun, variables).env("SLURM_JOB_ID", &job_id);
+        launch.worker(["place", "sum", "print=finished"]).start()
+    };
+    let outcomes: Vec<Outcome> = tasks.map(start).into_iter().map(Job::wait).collect();
+    for outcome in &outcomes {
+        outcome.expect_exit_code(0).expect_stdout("finished");
     }
+    placements_of(&outcomes)
 }
 
-/// Without `--nnodes` a node of an endpoint is a job of its own, and the others wait for it in vain.
 #[test]
-fn step_of_several_tasks_with_an_endpoint_alone_is_refused() {
-    let endpoint = format!("--rdzv-endpoint=localhost:{}", free_port());
-    for options in [&["--rdzv-backend=c10d", &endpoint][..], &[&endpoint], &["--master-addr=localhost"]] {
-        let outcome = run(Name::Rankrun, STEP, options);
-        assert_refused(&outcome);
-        outcome.expect_stderr("`--nnodes 1`");
-    }
+fn tasks_of_step_are_one_job() {
+    const FIRST: Variables = &[
+        ("SLURM_NODEID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NODELIST", "localhost,localhost"),
+        ("SLURM_STEP_NUM_NODES", "2"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
+    ];
+    let two_nodes = ["0 of 2, node 0 of 2", "1 of 2, node 1 of 2"];
+    assert_eq!(run_both_tasks([FIRST, STEP]), two_nodes);
+    const FIRST_OF_MPI: Variables =
+        &[("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")];
+    let one_node = ["0 of 2, node 0 of 1", "1 of 2, node 0 of 1"];
+    assert_eq!(run_both_tasks([FIRST_OF_MPI, HYDRA]), one_node);
+}
+
+#[test]
+fn tasks_of_mpi_without_address_are_refused() {
+    let outcome = run(Name::Rankrun, OPEN_MPI, &[]);
+    assert_refused(&outcome);
+    outcome.expect_stderr("error: ").expect_stderr("`OMPI_COMM_WORLD_SIZE`").expect_stderr("2 tasks");
+    outcome.expect_stderr("hint: ").expect_stderr("--master-addr").expect_stderr("`--nnodes 1`");
+}
+
+#[test]
+fn step_with_missing_variable_or_contradiction_is_refused() {
+    let outcome = launch(Name::Rankrun, STEP).without_env("SLURM_NODEID").worker(["print=started"]).run();
+    assert_refused(&outcome);
+    outcome.expect_stderr("`SLURM_NODEID` is not set").expect_stderr("`--nnodes 1`");
+    let outcome = run(Name::Rankrun, STEP, &["--nnodes", "4"]);
+    assert_refused(&outcome);
+    outcome.expect_stderr("`--nnodes` is `4`").expect_stderr("`SLURM_STEP_NUM_NODES` says 2 nodes");
 }
 
 #[test]
@@ -118,12 +148,14 @@ fn launcher_inside_worker_ignores_step_variables() {
     assert_eq!(outcome.lines_with("inner").len(), 2, "{outcome}");
 }
 
-/// `srun` hands the environment of a worker on to the tasks of a new step.
+/// `srun` hands the environment of a worker on to the tasks of a new step, which are not inside the worker.
 #[test]
-fn step_started_by_worker_is_refused() {
-    let launch = launch(Name::Rankrun, STEP).env("TORCHELASTIC_RUN_ID", "none").env("RANK", "0");
-    let launch = launch.env("RANKRUN_NESTING", format!("{}:0=1", u32::MAX));
-    assert_refused(&launch.worker(["print=started"]).run());
+fn step_started_by_worker_is_a_job_of_its_own() {
+    let explain = Launch::new(Name::Rankrun).args(["explain", "--no-python", "true"]);
+    let explain = STEP.iter().fold(explain, |explain, (name, value)| explain.env(name, *value));
+    let explain = explain.env("TORCHELASTIC_RUN_ID", "none").env("RANK", "0");
+    let outcome = explain.env("RANKRUN_NESTING", format!("{}:0=1", u32::MAX)).run();
+    outcome.expect_exit_code(0).expect_stdout("SLURM_STEP_NUM_NODES");
 }
 
 #[test]
@@ -166,10 +198,11 @@ fn scheduler_stubs(scratch: &Scratch) -> String {
         )
     };
     let slurm = "SLURM_JOB_ID=7 SLURM_PROCID=$task SLURM_NODEID=$task SLURM_STEP_NUM_TASKS=2 \
-                 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST='th[1-2]'";
+                 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=localhost,localhost";
     let mpi = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_RANK=$task";
-    let nodelist =
-        format!("#!/bin/sh\n[ \"$*\" = 'show hostnames th[1-2]' ] && echo {endpoint} && echo th2\n");
+    let nodelist = format!(
+        "#!/bin/sh\n[ \"$*\" = 'show hostnames localhost,localhost' ] && echo {endpoint} && echo th2\n"
+    );
     for (name, text) in [
         ("srun", tasks(3, slurm)),
         ("mpirun", tasks(2, mpi)),
@@ -181,22 +214,26 @@ fn scheduler_stubs(scratch: &Scratch) -> String {
     bin
 }
 
-/// The command line between the first backticks of the hint, run by a shell.
+/// The command line between the first backticks behind these words, run by a shell.
 #[test]
-fn command_in_refusal_hint_starts_one_job() {
-    for variables in [STEP, OPEN_MPI] {
+fn command_in_notice_starts_one_job() {
+    if !is_rankrun() {
+        return;
+    }
+    for (name, variables) in [(Name::Torchrun, STEP), (Name::Torchrun, OPEN_MPI), (Name::Rankrun, BATCH)] {
         let scratch = Scratch::new();
         let path = format!("{}:/usr/bin:/bin", scheduler_stubs(&scratch));
         let out = scratch.at("out");
         let show = format!("echo rank $RANK of $WORLD_SIZE: \"$@\" >> {out}");
         let script = scratch.file("it's $a", &format!("#!/bin/sh\n{show}\n"), 0o755);
-        let refusal = launch(Name::Rankrun, variables).args(["--role", "a b"]);
+        let separate = launch(name, variables).args(["--role", "a b", "--no-python"]);
         // It lives as long as the folder with the launcher that the line names.
-        let refusal = refusal.args([script.as_str(), "--lr", "it's \"1\"", "$RANK"]).run();
-        let text = refusal.expect_exit_code(1).stderr();
-        let hint = text.split("hint: ").nth(1).expect("a hint");
-        let line = hint.split('`').nth(1).expect("a line in backticks").to_owned();
-        // The launcher that the harness names is an argument of no use; the line names the one that was refused.
+        let separate = separate.args([script.as_str(), "--lr", "it's \"1\"", "$RANK"]).run();
+        let text = separate.expect_exit_code(0).stderr();
+        let notice = text.split("started by ").nth(1).expect("a notice");
+        let line = notice.split('`').nth(1).expect("a line in backticks").to_owned();
+        fs::remove_file(&out).expect("the separate job has run");
+        // The launcher that the harness names is an argument of no use; the line names the one that was started.
         let shell = Launch::new(Name::Rankrun).under(["sh", "-c", &line, "sh"]).env("PATH", path);
         shell.run().expect_exit_code(0);
         let mut ranks: Vec<String> =

@@ -43,13 +43,19 @@ impl Fleet {
     #[must_use]
     #[track_caller]
     pub fn start(size: usize) -> Option<Self> {
+        Self::start_by(&script(), size, &[])
+    }
+
+    /// The same by a script that puts more on the hosts, with these variables.
+    #[track_caller]
+    pub(crate) fn start_by(script: &Path, size: usize, variables: &[(&str, &str)]) -> Option<Self> {
         if !can_use_namespaces() {
             return None;
         }
         let id = fresh_id();
         let keeper = Command::new("sh")
             .args(["-c", "cat >/dev/null; exec \"$0\" down"])
-            .arg(script())
+            .arg(script)
             .env("TH_ID", &id)
             .stdin(Stdio::piped())
             // Ctrl-C ends the tests and not this one.
@@ -57,7 +63,7 @@ impl Fleet {
             .spawn()
             .expect("a shell starts");
         let fleet = Self { id, size, keeper };
-        fleet.run_script(&["up", &size.to_string()]);
+        fleet.run_by(script, variables, &["up", &size.to_string()]);
         Some(fleet)
     }
 
@@ -114,7 +120,7 @@ impl Fleet {
     /// Takes the names out of the host's `/etc/hosts`: not even its own resolves then.
     #[track_caller]
     pub fn remove_host_names(&self, host: usize) {
-        self.hosts_file(host, "");
+        self.write_hosts_file(host, "");
     }
 
     /// Takes away all IPv4 addresses of every host but those of the loopback; names mean IPv6 addresses.
@@ -123,13 +129,14 @@ impl Fleet {
         let names = self.hosts().map(|host| format!("{} th{host}\n", Self::address_v6(host)));
         let names = format!("::1 localhost\n{}", names.collect::<String>());
         for host in self.hosts() {
-            self.hosts_file(host, &names);
+            self.write_hosts_file(host, &names);
             self.run(host, &["ip", "-4", "addr", "flush", "dev", "eth0"]);
         }
     }
 
+    /// The names that this host knows from now on, as lines of `/etc/hosts`.
     #[track_caller]
-    fn hosts_file(&self, host: usize, names: &str) {
+    pub fn write_hosts_file(&self, host: usize, names: &str) {
         let line = "cp /dev/stdin /etc/hosts".to_owned();
         self.run(host, &["sh", "-euc", &format!("printf %s \"$0\" | {line}"), names]);
     }
@@ -224,16 +231,24 @@ impl Fleet {
 
     #[track_caller]
     fn run_script(&self, line: &[&str]) -> String {
-        let Output { status, stdout, stderr } = Command::new(script())
+        self.run_by(&script(), &[], line)
+    }
+
+    /// Runs a script for these hosts, and gives what it wrote to standard output.
+    #[track_caller]
+    pub(crate) fn run_by(&self, script: &Path, variables: &[(&str, &str)], line: &[&str]) -> String {
+        let Output { status, stdout, stderr } = Command::new(script)
             .args(line)
             .env("TH_ID", &self.id)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .output()
             .expect("the script of the hosts starts");
         let message = String::from_utf8_lossy(&stderr);
         assert!(
             status.success(),
-            "`hosts.sh {}` failed, {status}: {message}\nRANKRUN_E2E_NO_NAMESPACES=1 skips what needs hosts",
+            "`{} {}` failed, {status}: {message}\nRANKRUN_E2E_NO_NAMESPACES=1 skips what needs hosts",
+            script.display(),
             line.join(" ")
         );
         String::from_utf8_lossy(&stdout).into_owned()

@@ -15,5 +15,6 @@ mod nodes;
 mod programs;
 mod recordings;
 mod restart;
+mod slurm;
 mod ssh;
 mod stops;

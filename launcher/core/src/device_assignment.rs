@@ -85,6 +85,9 @@ pub fn assign_devices(
     let mut assigner = Assigner { request, cli_flavor, node, inherited, notices: Vec::new() };
     assigner.refuse_two_bindings()?;
     let mut choice = assigner.assign().map_err(|error| hint::with_hint(error, request))?;
+    if let Some(only) = request.only_worker {
+        choice.workers = choice.workers.into_iter().skip(only.index()).take(1).collect();
+    }
     assigner.bind_to_cores(&mut choice)?;
     choice.omp_threads = assigner.default_omp_threads(&choice.workers);
     Ok((choice, assigner.notices))

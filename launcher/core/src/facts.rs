@@ -91,6 +91,8 @@ pub trait World {
     fn descends_from(&self, process: u32) -> bool;
     /// Whether another process listens on this TCP port, so that no store can.
     fn is_port_in_use(&self, port: u16) -> bool;
+    /// The time of day, since 1970 (UTC).
+    fn unix_time(&self) -> Duration;
     /// A random UUID, another one each time.
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and the further facts of `ask`; questions without an answer within `limit` are in

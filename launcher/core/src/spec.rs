@@ -107,6 +107,8 @@ pub struct LaunchSpec {
     pub dstate_timeout: Option<Duration>,
     /// The destinations of the workers' output.
     pub logs: LogSpec,
+    /// The launcher is one of several on this node, each with one worker.
+    pub node_task: Option<NodeTask>,
     /// Which worker reads the launcher's standard input.
     pub stdin: StdinPolicy,
     /// Variables that the launcher adds for every worker, beside the contract's.
@@ -127,6 +129,20 @@ pub struct LaunchSpec {
     pub wrappers: Vec<Wrapper>,
     /// Options that need no other setting.
     pub options: IndependentOptions,
+}
+
+/// The place of a launcher that a scheduler started for one rank: to the rendezvous each launcher is a node of one worker,
+/// and the worker gets the numbers of its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeTask {
+    /// `LOCAL_RANK`: the index of the task among those of this machine; 0 where the task sees its own devices alone.
+    pub local_rank: LocalRank,
+    /// `LOCAL_WORLD_SIZE`: the tasks on this machine.
+    pub local_world_size: LocalWorldSize,
+    /// `GROUP_RANK`: the index of the machine in the job.
+    pub node_rank: NodeRank,
+    /// `GROUP_WORLD_SIZE`: the machines of the job.
+    pub nodes: NodeCount,
 }
 
 /// How long workers may show no progress.

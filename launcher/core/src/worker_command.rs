@@ -178,7 +178,8 @@ fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
 
 /// The first wrapper of the rank is the outermost.
 fn wrapped_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
-    let Placement { rank, local_rank, .. } = *placement;
+    let Placement { rank, .. } = *placement;
+    let local_rank = local_rank(spec, placement);
     spec.wrappers_of(rank).rev().fold(worker_command_line(spec, placement), |(path, argv), wrapper| {
         let words = wrapper.argv(rank, local_rank).into_iter();
         let argv = words.chain([path]).chain(argv.into_iter().skip(1)).collect();
@@ -186,9 +187,14 @@ fn wrapped_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, 
     })
 }
 
+/// The index of the worker on its machine.
+fn local_rank(spec: &LaunchSpec, placement: &Placement) -> LocalRank {
+    spec.node_task.map_or(placement.local_rank, |task| task.local_rank)
+}
+
 fn worker_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
     let unbuffered = OsString::from("-u");
-    let ranks = (placement.local_rank, placement.rank);
+    let ranks = (local_rank(spec, placement), placement.rank);
     let expanded = |text: &OsStr| expand_macros(text, spec.cli_flavor, ranks);
     let (path, mut argv) = match &spec.entrypoint {
         Entrypoint::Script { python, script } => {
@@ -240,13 +246,13 @@ pub fn worker_environment(
     let env = WorkerEnv {
         rank: placement.rank,
         local_rank: match spec.devices.visibility {
-            Visibility::Whole => placement.local_rank,
+            Visibility::Whole => local_rank(spec, placement),
             Visibility::Own => LocalRank(0),
         },
         world_size: round.world_size,
-        local_world_size: spec.workers,
-        node_rank: round.node_rank,
-        node_count: round.nodes,
+        local_world_size: spec.node_task.map_or(spec.workers, |task| task.local_world_size),
+        node_rank: spec.node_task.map_or(round.node_rank, |task| task.node_rank),
+        node_count: spec.node_task.map_or(round.nodes, |task| task.nodes),
         role: Role { name: spec.role.clone(), rank: placement.role_rank, world_size: round.role_world_size },
         master: round.master.clone(),
         restart_count: context.restart_count,

@@ -1,13 +1,13 @@
 //! The real machine, asked through the kernel: the [`World`] of a launch. It answers the questions of
 //! `rankrun_core::facts` from files, the environment and the probes, and draws no conclusion from them.
-#![expect(clippy::disallowed_methods, reason = "the environment is read once, here")]
+#![expect(clippy::disallowed_methods, reason = "the environment and the time of day are read here")]
 
 mod affinity;
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::unistd::{AccessFlags, access};
 
@@ -121,6 +121,10 @@ impl World for System {
     fn is_port_in_use(&self, port: u16) -> bool {
         let bound = std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, port));
         bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    }
+
+    fn unix_time(&self) -> Duration {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 
     fn fresh_uuid(&self) -> uuid::Uuid {

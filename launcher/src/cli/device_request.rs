@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rankrun_contract::rank::LocalWorldSize;
+use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::error::hint_for_workers;
 use super::error::{CliError, Expected, SettingError};
@@ -68,7 +68,12 @@ fn read_request(settings: &Settings<'_>, rendezvous: &RendezvousSpec) -> Result<
     let probe_timeout = probe_timeout(settings.get(&args.probe_timeout))?;
     let exclude = with_value(settings.get(&args.exclude_unhealthy), Unhealthy::Exclude);
     let check = exclude.or_else(|| with_value(settings.get(&args.check_devices), Unhealthy::Refuse));
+    let on_node = settings.job.as_ref().and_then(|job| job.on_node.as_ref());
+    // Without devices of its own a task finds its one where a launcher of all ranks of the node would put the rank.
+    let shared = on_node.filter(|tasks| !tasks.has_own_devices);
+    let of_node = shared.and_then(|tasks| LocalWorldSize::new(tasks.count.value));
     let worker_count = match own_share(settings, rendezvous)? {
+        _ if of_node.is_some() => of_node.map_or(WorkerCount::Default, WorkerCount::Number),
         Some(share) => WorkerCount::Number(share),
         None => read_worker_count(settings)?,
     };
@@ -88,6 +93,7 @@ fn read_request(settings: &Settings<'_>, rendezvous: &RendezvousSpec) -> Result<
         quiet: args.quiet.is_some(),
         probe_timeout,
         node_tasks,
+        only_worker: shared.map(|tasks| LocalRank(tasks.index.value)),
     })
 }
 

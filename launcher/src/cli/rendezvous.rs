@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use rankrun_contract::rank::{NodeCount, RunId};
 
 use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, unknown_key_notices};
-use nodes::{Nodes, check_empty_run_id, rank_among, rank_in_order};
+pub(super) use nodes::parse_nodes;
+use nodes::{Nodes, check_empty_run_id, pod_index, rank_among, rank_in_order};
 pub(super) use times::LeaseTime;
 use times::{OF_C10D, OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
@@ -113,8 +114,12 @@ pub(super) fn resolve_rendezvous(
             let conf = read_conf(settings, STATIC_KEYS, RoundTimes::static_defaults())?;
             let nodes = nodes.fixed(notices);
             let run_id = run_id(settings, NodeRange { min: nodes, max: nodes }, notices)?;
-            let node_rank = rank_among(node_rank, nodes)?;
             let is_many = nodes != NodeCount::ONE;
+            let node_rank = match node_rank {
+                None if is_many => pod_index(settings)?,
+                given => given,
+            };
+            let node_rank = rank_among(node_rank, nodes)?;
             if is_many {
                 refuse_idle(settings, &OF_C10D)?;
                 add_worker_count_notice(settings, notices);

@@ -26,7 +26,8 @@ use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::restart::{missing_folder_notice, resolve_restart};
-use super::separate_jobs::refuse_separate_jobs;
+use super::scheduled_job::ScheduledJob;
+use super::separate_jobs::separate_jobs_notice;
 use super::settings::{CommandLine, Setting, Settings, flag_is_not_integer};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
@@ -60,7 +61,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     check_monitor_interval(settings)?;
     refuse_contradictions(settings, &line)?;
     let time_limit = resolve_time_limit(settings, &mut notices)?;
-    refuse_separate_jobs(settings, argv0, &line, &mut notices)?;
+    notices.extend(separate_jobs_notice(settings, argv0, &line));
     let rendezvous = resolve_rendezvous(settings, &mut notices)?;
     let mut network = resolve_network(settings)?;
     let start_timeout = resolve_start_timeout(settings, &rendezvous)?;
@@ -100,6 +101,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         signals,
         dstate_timeout: seconds_of(facts, DSTATE_VARIABLE),
         logs,
+        node_task: settings.job.as_ref().and_then(ScheduledJob::node_task),
         stdin,
         defaults,
         network,

@@ -15,15 +15,8 @@ use rankrun_core::facts::Facts;
 pub(super) enum Starter {
     /// `srun`
     Slurm,
-    /// An MPI launcher: its name, and its options for one task on each node.
-    Mpi {
-        /// The command.
-        command: &'static str,
-        /// Before the number of nodes; empty where the command has hosts of its own.
-        count: &'static str,
-        /// One task on each node.
-        one_per_node: &'static str,
-    },
+    /// An MPI launcher.
+    Mpi(&'static MpiNames),
 }
 
 /// A number of tasks, and the variable that says it.
@@ -45,28 +38,59 @@ pub(super) struct Step {
     pub(super) nodes: u32,
 }
 
-/// The names under which one MPI launcher tells its tasks how many they are.
-struct MpiNames {
-    all: &'static str,
-    here: &'static str,
-    starter: Starter,
+/// The names under which one MPI launcher tells its tasks of each other, and its own words.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MpiNames {
+    /// The number of tasks on all nodes.
+    pub(super) all: &'static str,
+    /// The number of tasks on this node.
+    pub(super) here: &'static str,
+    /// The index of the task among all.
+    pub(super) rank: &'static str,
+    /// The index of the task among those of its node.
+    pub(super) local_rank: &'static str,
+    /// The command.
+    pub(super) command: &'static str,
+    /// Before the number of nodes; empty where the command has hosts of its own.
+    pub(super) count: &'static str,
+    /// One task on each node.
+    pub(super) one_per_node: &'static str,
 }
 
-const fn mpi([all, here]: [&'static str; 2], [command, count, one_per_node]: [&'static str; 3]) -> MpiNames {
-    MpiNames { all, here, starter: Starter::Mpi { command, count, one_per_node } }
+const fn mpi(
+    [all, here, rank, local_rank]: [&'static str; 4],
+    [command, count, one_per_node]: [&'static str; 3],
+) -> MpiNames {
+    MpiNames { all, here, rank, local_rank, command, count, one_per_node }
 }
 
 const HYDRA: [&str; 3] = ["mpiexec", "-n", "-ppn 1"];
-const MPI: [MpiNames; 6] = [
-    mpi(["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"], ["mpirun", "", "--map-by ppr:1:node"]),
-    mpi(["PMI_SIZE", "MPI_LOCALNRANKS"], HYDRA),
-    mpi(["MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"], HYDRA),
-    mpi(["PMI_SIZE", "PALS_LOCAL_SIZE"], ["mpiexec", "-n", "--ppn 1"]),
+static MPI: [MpiNames; 6] = [
     mpi(
-        ["JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"],
+        [
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+        ],
+        ["mpirun", "", "--map-by ppr:1:node"],
+    ),
+    mpi(["PMI_SIZE", "MPI_LOCALNRANKS", "PMI_RANK", "MPI_LOCALRANKID"], HYDRA),
+    mpi(
+        [
+            "MV2_COMM_WORLD_SIZE",
+            "MV2_COMM_WORLD_LOCAL_SIZE",
+            "MV2_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_LOCAL_RANK",
+        ],
+        HYDRA,
+    ),
+    mpi(["PMI_SIZE", "PALS_LOCAL_SIZE", "PMI_RANK", "PALS_LOCAL_RANKID"], ["mpiexec", "-n", "--ppn 1"]),
+    mpi(
+        ["JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"],
         ["jsrun", "--nrs", "--tasks_per_rs 1 --rs_per_host 1"],
     ),
-    mpi(["PMI_SIZE", "PMI_LOCAL_SIZE"], HYDRA),
+    mpi(["PMI_SIZE", "PMI_LOCAL_SIZE", "PMI_RANK", "PMI_LOCAL_RANK"], HYDRA),
 ];
 /// Open MPI up to version 4 says it; otherwise the sizes do.
 const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
@@ -107,12 +131,12 @@ fn several(tasks: Tasks) -> Option<Tasks> {
     Some(tasks).filter(|tasks| tasks.count > 1)
 }
 
-fn step_of_mpi<'a>(names: &MpiNames, variable: &impl Fn(&str) -> Option<&'a str>) -> Step {
+fn step_of_mpi<'a>(names: &'static MpiNames, variable: &impl Fn(&str) -> Option<&'a str>) -> Step {
     let tasks = |name| number(variable, name).and_then(|count| several(Tasks { variable: name, count }));
     let here = tasks(names.here);
     let all = tasks(names.all).or(here);
     let nodes = number(variable, OPEN_MPI_NODES);
-    Step { starter: names.starter, all, here, nodes: nodes.unwrap_or_else(|| count_nodes(all, here)) }
+    Step { starter: Starter::Mpi(names), all, here, nodes: nodes.unwrap_or_else(|| count_nodes(all, here)) }
 }
 
 fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step> {
@@ -149,7 +173,7 @@ fn count_nodes(all: Option<Tasks>, here: Option<Tasks>) -> u32 {
 }
 
 /// The number for node `node` in a list such as `8(x2),4`; for a list that is shorter, the last one.
-fn tasks_on(list: &str, node: u32) -> Option<u32> {
+pub(super) fn tasks_on(list: &str, node: u32) -> Option<u32> {
     let mut last = None;
     let mut passed: u64 = 0;
     for item in list.split(',') {

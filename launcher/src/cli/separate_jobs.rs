@@ -1,12 +1,11 @@
-//! A launcher that a scheduler starts once for each task, or on one node of several, and that is not told how many
-//! nodes the job has: each task would run a job of its own.
+//! A launcher that runs a job of its own where a scheduler has several nodes: under the name torchrun each task of a step
+//! does, and any launcher on the one node of an allocation where no step started it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use super::error::CliError;
 use super::option::{Kind, LaunchOption};
-use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
+use super::scheduler::{MpiNames, Starter, Step, find_step, nodes_of_allocation};
 use super::settings::{CommandLine, Settings, WrittenOption};
 use rankrun_core::notice::{Notice, SeparateJobs};
 use rankrun_core::shell::quote::{for_people, for_shell};
@@ -24,41 +23,24 @@ const OF_NODES: [&str; 8] = [
     "standalone",
 ];
 
-/// Refuses a task of several that would run a separate job; says one line where only that is expected.
-///
-/// # Errors
-/// Under our own name, in a step of several tasks.
-pub(super) fn refuse_separate_jobs(
+/// The line for a launcher that runs a separate job where one job of several tasks or nodes may be meant.
+pub(super) fn separate_jobs_notice(
     settings: &Settings<'_>,
     argv0: &OsStr,
     typed: &CommandLine,
-    notices: &mut Vec<Notice>,
-) -> Result<(), CliError> {
+) -> Option<Notice> {
     if settings.find("nnodes").is_some() || settings.args.torchrun.standalone.is_some() {
-        return Ok(());
+        return None;
     }
     let line = SingleJobLine { settings, argv0, typed };
     let Some(step) = find_step(settings.facts) else {
-        let of_allocation = nodes_of_allocation(settings.facts)
-            .map(|nodes| SeparateJobs::Allocation { nodes, line: line.of_slurm(nodes, None) });
-        notices.extend(of_allocation.map(Notice::SeparateJobs));
-        return Ok(());
+        let nodes = nodes_of_allocation(settings.facts)?;
+        let line = line.of_slurm(nodes, None);
+        return Some(Notice::SeparateJobs(SeparateJobs::Allocation { nodes, line }));
     };
-    let Some(tasks) = step.all else { return Ok(()) };
+    let tasks = step.all?;
     let (variable, tasks, line) = (tasks.variable, tasks.count, line.of_step(&step));
-    match settings.cli_flavor {
-        CliFlavor::Rankrun => Err(CliError::refused(
-            format!(
-                "`{variable}` says that this is one of {tasks} tasks, and nothing says how many nodes the job has: each \
-                 task would run a separate job"
-            ),
-            format!("one job is started by `{line}`; for separate jobs add `--nnodes 1`"),
-        )),
-        CliFlavor::Torchrun => {
-            notices.push(Notice::SeparateJobs(SeparateJobs::Tasks { variable, tasks, line }));
-            Ok(())
-        }
-    }
+    Some(Notice::SeparateJobs(SeparateJobs::Tasks { variable, tasks, line }))
 }
 
 /// The command line that makes one job of all tasks.
@@ -73,10 +55,10 @@ impl SingleJobLine<'_> {
         let here = step.here.map(|tasks| tasks.count);
         match step.starter {
             Starter::Slurm => self.of_slurm(step.nodes, here),
-            Starter::Mpi { command, .. } if step.nodes < 2 => {
-                format!("{}`, without `{command}", self.launcher(here, ""))
+            Starter::Mpi(names) if step.nodes < 2 => {
+                format!("{}`, without `{}", self.launcher(here, ""), names.command)
             }
-            Starter::Mpi { .. } => {
+            Starter::Mpi(_) => {
                 let rendezvous =
                     format!("--nnodes {} --rdzv-backend c10d --rdzv-endpoint \"$(hostname)\"", step.nodes);
                 format!("{} {}", step.one_per_node(), self.launcher(here, &rendezvous))
@@ -84,14 +66,14 @@ impl SingleJobLine<'_> {
         }
     }
 
-    /// The shell runs inside the task: only there `SLURM_STEP_NODELIST` is set.
+    /// torchrun learns nothing from Slurm. The shell runs inside the task: only there `SLURM_STEP_NODELIST` is set.
     fn of_slurm(&self, nodes: u32, here: Option<u32>) -> String {
         let srun = srun(nodes);
         // `srun` gives a task one CPU without `--cpus-per-task`.
         let cpus = self.settings.facts.variable("SLURM_CPUS_ON_NODE").and_then(OsStr::to_str);
         let cpus = cpus.and_then(|cpus| cpus.parse().ok()).filter(|cpus: &u32| *cpus > 1);
         let cpus = cpus.map_or_else(String::new, |cpus| format!(" -c{cpus}"));
-        if nodes < 2 {
+        if nodes < 2 || self.settings.cli_flavor == CliFlavor::Rankrun {
             return format!("{srun}{cpus} {}", self.launcher(here, ""));
         }
         let rendezvous = format!(
@@ -124,8 +106,10 @@ impl Step {
     pub(super) fn one_per_node(&self) -> String {
         match self.starter {
             Starter::Slurm => srun(self.nodes),
-            Starter::Mpi { command, count: "", one_per_node } => format!("{command} {one_per_node}"),
-            Starter::Mpi { command, count, one_per_node } => {
+            Starter::Mpi(MpiNames { command, count: "", one_per_node, .. }) => {
+                format!("{command} {one_per_node}")
+            }
+            Starter::Mpi(MpiNames { command, count, one_per_node, .. }) => {
                 format!("{command} {count} {} {one_per_node}", self.nodes)
             }
         }

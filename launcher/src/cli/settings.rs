@@ -1,5 +1,5 @@
-//! Where a setting's value comes from: the command line, then the option's variable, then the file of `--config`. The
-//! one place that knows.
+//! Where a setting's value comes from: the command line, then the option's variable, then the file of `--config`, then a
+//! scheduler's variables. The one place that knows.
 //!
 //! Own options have `RANKRUN_*`, torchrun's have `PET_*`, and no option has both. Further sources (`LOGLEVEL`,
 //! defaults) are named where the setting is resolved.
@@ -17,6 +17,7 @@ use super::normalise::{Refusal, find_ambiguous, normalise};
 use super::option::{Family, FromText, Kind, LaunchOption, OptionValue, command, find_option, options};
 use super::python_text::parse_int;
 use super::rankrun::RankrunArgs;
+use super::scheduled_job::{ScheduledJob, add_end_of_job, add_settings_of_job, find_scheduled_job};
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::CliFlavor;
 pub(super) use rankrun_core::spec::setting::Setting;
@@ -243,6 +244,8 @@ pub(super) struct Settings<'a> {
     /// variables', then the file's.
     pub(super) given: Vec<WrittenOption>,
     pub(super) config: Config,
+    /// What a scheduler says of the job; its part of the settings is in `given`.
+    pub(super) job: Option<ScheduledJob>,
 }
 
 /// The file that `--config` or its variable names.
@@ -253,10 +256,11 @@ pub(super) fn config_path(line: &CommandLine, facts: &Facts) -> Option<OsString>
     setting.map(|setting| setting.value)
 }
 
-/// Adds what variables and the file of `--config` say to what was typed. Pure.
+/// Adds what variables, the file of `--config` and a scheduler say to what was typed. Pure.
 ///
 /// # Errors
-/// A value that is not of the option's type. argparse reads a flag's variable even where the flag was typed.
+/// What a scheduler says contradicts the rest. A value that is not of the option's type. argparse reads a flag's variable
+/// even where the flag was typed.
 pub(super) fn merge<'a>(
     line: &CommandLine,
     facts: &'a Facts,
@@ -269,11 +273,18 @@ pub(super) fn merge<'a>(
         options(CliFlavor::Rankrun).filter_map(|option| written(option, variable(option, facts)));
     let of_config = options(CliFlavor::Rankrun).filter_map(|option| written(option, config.find(option)));
     let typed = line.options.iter().rev().cloned();
-    let given: Vec<WrittenOption> = typed.chain(of_variables).chain(of_config).collect();
+    let mut given: Vec<WrittenOption> = typed.chain(of_variables).chain(of_config).collect();
     let is_typed = |written: &&WrittenOption| matches!(written.setting.origin, Origin::Option(_));
     let bad_flag = |written: &&WrittenOption| is_switch(written.option) && written.number().is_none();
     if let Some(flag) = given.iter().skip_while(is_typed).find(bad_flag) {
         return Err(flag_is_not_integer(&flag.setting).into());
+    }
+    let job = find_scheduled_job(cli_flavor, facts, &given)?;
+    if let Some(job) = &job {
+        add_settings_of_job(job, &mut given)?;
+    }
+    if cli_flavor == CliFlavor::Rankrun {
+        add_end_of_job(facts, &mut given);
     }
     let counting = options(CliFlavor::Rankrun)
         // torchrun does not check the choice of a variable.
@@ -287,7 +298,7 @@ pub(super) fn merge<'a>(
     {
         args.update_from_arg_matches(&matches).expect("no option is required");
     }
-    Ok(Settings { cli_flavor, facts, args, given, config })
+    Ok(Settings { cli_flavor, facts, args, given, config, job })
 }
 
 /// Checks all values of the file, also where the command line or a variable says another one: a slip is seen at once, and

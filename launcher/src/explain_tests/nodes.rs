@@ -63,6 +63,27 @@ fn values_agreed_by_nodes_are_marked() {
 }
 
 #[test]
+fn node_rank_of_pod_index_has_its_origin() {
+    let variable_of = |name: &str| SettingOrigin::Variable { name: name.to_owned() };
+    let index = [("JOB_COMPLETION_INDEX", "2")];
+    let from_pod = explained(&FIXED.replace("--node-rank 1 ", ""), &index);
+    let origin = variable_of("JOB_COMPLETION_INDEX");
+    assert_eq!(values_and_sources(&from_pod, &["node-rank"]), [(Some(known("2")), origin.clone())]);
+    let rank = variable(&from_pod, "GROUP_RANK");
+    assert_eq!((rank.value, rank.source), (known("2"), origin.clone()));
+    // It loses to an option, and says nothing under the name torchrun or of a job without static ranks.
+    let given = explained(FIXED, &index);
+    assert_eq!(values_and_sources(&given, &["node-rank"]), [(Some(known("1")), option("--node-rank"))]);
+    let line = given.settings.iter().find(|setting| setting.name == "node-rank").unwrap();
+    assert_eq!(line.overrides, [origin]);
+    let as_torchrun = FIXED.replace("--node-rank 1 ", "").replace("explain", "explain torchrun");
+    for (line, value) in [(as_torchrun.as_str(), Some(known("0"))), (DYNAMIC, None)] {
+        let found = values_and_sources(&explained(line, &index), &["node-rank"]);
+        assert_eq!(found, [(value, SettingOrigin::Default)], "{line}");
+    }
+}
+
+#[test]
 fn multi_node_interfaces_are_listed_with_reason() {
     let names = ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"];
     let without = DYNAMIC.replace("--iface eth0 ", "");

@@ -13,21 +13,22 @@ pub fn device_lines(choice: &DeviceChoice, request: &DeviceRequest, cli_flavor: 
     if request.quiet || cli_flavor == CliFlavor::Torchrun {
         return Vec::new();
     }
+    let first = request.only_worker.map_or(0, |only| only.0);
     match &choice.cpu_reason {
         Some(reason) => {
             let ranks = match choice.workers.len() {
-                1 => "rank 0".to_owned(),
+                1 => format!("rank {first}"),
                 count => format!("ranks 0-{}", count - 1),
             };
             vec![Notice::OnCpus { line: format!("{ranks} → cpu: {}", plain(reason)) }]
         }
-        None => worker_lines(&choice.workers, &request.setting_names()),
+        None => worker_lines(first, &choice.workers, &request.setting_names()),
     }
 }
 
-/// One line for each worker that has a device, in columns.
-fn worker_lines(workers: &[WorkerDevice], names: &SettingNames) -> Vec<Notice> {
-    let rows = (0..).zip(workers).filter_map(|(rank, worker): (u32, _)| {
+/// One line for each worker that has a device, in columns, from this local rank on.
+fn worker_lines(first: u32, workers: &[WorkerDevice], names: &SettingNames) -> Vec<Notice> {
+    let rows = (first..).zip(workers).filter_map(|(rank, worker): (u32, _)| {
         let columns = |what: [String; 3]| {
             let [title, name, place] = what;
             [format!("rank {rank}"), format!("→ {worker}:"), title, name, place]

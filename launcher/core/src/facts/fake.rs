@@ -226,6 +226,10 @@ impl World for FakeWorld {
         self.ports_in_use.contains(&port)
     }
 
+    fn unix_time(&self) -> Duration {
+        Duration::from_secs(1_800_000_000)
+    }
+
     fn fresh_uuid(&self) -> uuid::Uuid {
         uuid::Uuid::from_u128(7)
     }

@@ -1,7 +1,7 @@
 //! The dump files of PyTorch's flight recorder: the variables that name them, and what they tell after a failure.
 //!
-//! The watchdog of an NCCL process group writes one for each rank when a collective times out; gloo writes none. The older names
-//! of the variables work in all versions: PyTorch 2.15 reads `TORCH_FR_…` first, and then these.
+//! The watchdog of an NCCL process group writes one for each rank when a collective times out; gloo writes none. PyTorch 2.15
+//! warns of the names that older versions have for the variables, so the hook of Python workers sets those for older versions alone.
 //!
 //! Source: `torch/csrc/distributed/c10d/FlightRecorder.hpp` of 2.15, `ProcessGroupNCCL.hpp` of 2.4.
 
@@ -20,15 +20,15 @@ use crate::spec::{LaunchSpec, LogDir};
 const STEM: &str = "flight_recorder_rank_";
 
 /// The stem of the files, the size of the recorder, whether it writes on a timeout, and whether it looks up stack traces.
-pub const DUMP_STEM: &str = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE";
-pub const BUFFER_SIZE: &str = "TORCH_NCCL_TRACE_BUFFER_SIZE";
-pub const DUMP_ON_TIMEOUT: &str = "TORCH_NCCL_DUMP_ON_TIMEOUT";
+pub const DUMP_STEM: &str = "TORCH_FR_DUMP_TEMP_FILE";
+pub const BUFFER_SIZE: &str = "TORCH_FR_BUFFER_SIZE";
+pub const DUMP_ON_TIMEOUT: &str = "TORCH_FR_DUMP_ON_TIMEOUT";
 pub const STACK_TRACE: &str = "TORCH_INCLUDE_STACK_TRACE";
-/// Another name of the same, which PyTorch 2.15 has.
-const ALIASES: [(&str, &str); 3] = [
-    (DUMP_STEM, "TORCH_FR_DUMP_TEMP_FILE"),
-    (BUFFER_SIZE, "TORCH_FR_BUFFER_SIZE"),
-    (DUMP_ON_TIMEOUT, "TORCH_FR_DUMP_ON_TIMEOUT"),
+/// The names of the same before PyTorch 2.15.
+const OLD_NAMES: [(&str, &str); 3] = [
+    (DUMP_STEM, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    (BUFFER_SIZE, "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    (DUMP_ON_TIMEOUT, "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 ];
 /// As PyTorch 2.15 has it by itself; the recorder of older versions is off.
 const DEFAULT_SIZE: &str = "2000";
@@ -70,8 +70,8 @@ pub fn recorder_variables(
 }
 
 fn is_set(name: &str, environment: &[(OsString, OsString)]) -> bool {
-    let alias = ALIASES.iter().find(|(known, _)| *known == name).map(|(_, alias)| *alias);
-    let names = [Some(name), alias];
+    let old_name = OLD_NAMES.iter().find(|(known, _)| *known == name).map(|(_, old)| *old);
+    let names = [Some(name), old_name];
     environment.iter().any(|(set, _)| names.iter().flatten().any(|name| set == OsStr::new(name)))
 }
 

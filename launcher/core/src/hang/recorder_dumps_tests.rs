@@ -26,7 +26,7 @@ fn variables_of_user_stay_under_each_name() {
     let kept = spec(LogDir::At("/logs".into()), Some(60));
     let all = [DUMP_STEM, BUFFER_SIZE, DUMP_ON_TIMEOUT, STACK_TRACE];
     assert_eq!(names(&kept, DeviceType::Cuda, &[]), all);
-    assert_eq!(names(&kept, DeviceType::Cuda, &["TORCH_FR_DUMP_TEMP_FILE"]), all[1..]);
+    assert_eq!(names(&kept, DeviceType::Cuda, &["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]), all[1..]);
     assert_eq!(names(&kept, DeviceType::Cuda, &[BUFFER_SIZE]), [all[0], all[2], all[3]]);
     assert!(names(&kept, DeviceType::Cuda, &all).is_empty());
     assert_eq!(names(&kept, DeviceType::Cpu, &[]), [BUFFER_SIZE]);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rankrun_contract::rank::LocalWorldSize;
+use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::setting::{Origin, Setting};
 use super::{CliFlavor, Unhealthy};
@@ -45,6 +45,8 @@ pub struct DeviceRequest {
     pub probe_timeout: Duration,
     /// The tasks of a scheduler on this node, where there are several.
     pub node_tasks: Option<NodeTasks>,
+    /// Of the workers of this node, the only one that this launcher starts: a scheduler started a launcher for each.
+    pub only_worker: Option<LocalRank>,
 }
 
 /// The number of workers that the user asks for.
@@ -109,6 +111,7 @@ impl Default for DeviceRequest {
             quiet: false,
             probe_timeout: DEFAULT_PROBE_TIMEOUT,
             node_tasks: None,
+            only_worker: None,
         }
     }
 }

@@ -43,6 +43,7 @@ pub fn example() -> LaunchSpec {
             prefix: None,
             duplicates: LineFilters::default(),
         },
+        node_task: None,
         stdin: StdinPolicy::All,
         defaults: WorkerDefaults {
             nccl_async_error_handling: false,

@@ -7,6 +7,9 @@ use rankrun_contract::rank::NodeCount;
 
 use bytesize::ByteSize;
 
+/// The index of a pod among those of its Indexed Job, from 0: Kubernetes sets it, also for the Jobs of a JobSet.
+pub const POD_INDEX: &str = "JOB_COMPLETION_INDEX";
+
 /// The number of nodes, `--nnodes MIN:MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRange {

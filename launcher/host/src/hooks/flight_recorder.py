@@ -3,13 +3,21 @@
 # The launcher writes this file and sitecustomize.py into one file, whose last step calls `start_flight_recorder`. It
 # waits for the import of `torch.distributed`, which it neither causes nor delays, and then starts the server of
 # PyTorch's control plane on the socket in RANKRUN_FLIGHT_RECORDER. The server has threads of its own without the GIL.
+# Before the import it gives the recorder's variables the names that older versions of PyTorch know.
 import os
 import sys
+
+_OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_ON_TIMEOUT": "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
 
 
 def start_flight_recorder():
     path = os.environ.pop("RANKRUN_FLIGHT_RECORDER", None)
-    if path and "torch.distributed" not in sys.modules:
+    is_needed = path or any(name in os.environ for name in _OLD_NAMES)
+    if is_needed and "torch.distributed" not in sys.modules:
         sys.meta_path.insert(0, _Finder(path))
 
 
@@ -25,13 +33,27 @@ class _Finder:
         if name != "torch.distributed" or os.getpid() != self.pid:
             return None
         sys.meta_path.remove(self)
+        _set_old_names()
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec else None
             if spec is not None:
-                _wrap(spec.loader, self.path)
+                if self.path:
+                    _wrap(spec.loader, self.path)
                 return spec
         return None
+
+
+def _set_old_names():
+    """PyTorch 2.15 warns of the old names, so it does not get them."""
+    try:
+        version = sys.modules["torch.version"].__version__
+        if tuple(int(number) for number in version.split(".")[:2]) < (2, 15):
+            for name, old in _OLD_NAMES.items():
+                if name in os.environ:
+                    os.environ.setdefault(old, os.environ[name])
+    except Exception:
+        pass
 
 
 def _wrap(loader, path):

@@ -2,6 +2,7 @@
 //! makes the connection attempts.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -30,6 +31,14 @@ pub enum UnreachedReason {
     /// The machine refuses the connection: no program listens on the port.
     #[error("nothing listens there")]
     NothingListens,
+    /// The name of another machine means the loopback here, where no program listens on the port.
+    #[error("`{host}` means this machine itself here (`{address}`), and nothing listens there")]
+    OwnLoopback {
+        /// The host name that was looked up.
+        host: String,
+        /// What it means.
+        address: IpAddr,
+    },
     /// No packet comes back before the connection times out.
     #[error("no answer to any connection request: the machine is down, or a firewall drops the packets")]
     NoAnswer,
@@ -120,6 +129,18 @@ impl UnreachedReason {
         matches!(self, Self::AnotherProgram { .. })
     }
 
+    /// Adds that the host's name has loopback addresses alone, if that is why no program listens.
+    #[must_use]
+    pub(crate) fn with_addresses(self, host: &str, addresses: &[SocketAddr]) -> Self {
+        let mut ips = addresses.iter().map(|address| address.ip().to_canonical()).peekable();
+        match (self, ips.peek().copied()) {
+            (Self::NothingListens, Some(address)) if ips.all(|ip| ip.is_loopback()) => {
+                Self::OwnLoopback { host: host.to_owned(), address }
+            }
+            (other, _) => other,
+        }
+    }
+
     /// Adds the process that listens on the port, if it runs on this machine.
     #[must_use]
     pub(crate) fn with_owner(self, owner: Option<PortOwner>) -> Self {
@@ -151,6 +172,9 @@ impl UnreachedReason {
             Self::NothingListens => {
                 "start the launcher on the node that hosts the store (node rank 0, or the one that the endpoint names), with \
                  the same port; a launcher with the endpoint `localhost` lets no other machine in"
+            }
+            Self::OwnLoopback { .. } => {
+                "the name has to lead to the node that hosts the store: see `/etc/hosts` here, or give an address"
             }
             Self::FirstTryRuns => {
                 "a longer time tells the cause: `--join-timeout TIME` (for torchrun's name: `--rdzv-conf join_timeout=SECONDS`)"
@@ -265,6 +289,22 @@ mod tests {
             UnreachedReason::of_name("node0", &name).to_string(),
             "no address is known for the host `node0` (Name or service not known)"
         );
+    }
+
+    #[test]
+    fn name_that_means_the_loopback_is_shown_with_its_address() {
+        let of = |reason: UnreachedReason, addresses: &[&str]| {
+            let addresses: Vec<_> = addresses.iter().map(|text| text.parse().unwrap()).collect();
+            reason.with_addresses("node0", &addresses)
+        };
+        let own = of(UnreachedReason::NothingListens, &["127.0.1.1:7", "[::1]:7"]);
+        let words = "`node0` means this machine itself here (`127.0.1.1`), and nothing listens there";
+        assert_eq!(own.to_string(), words);
+        assert!(own.hint(true).contains("/etc/hosts"));
+        for addresses in [&["127.0.1.1:7", "10.0.0.1:7"][..], &["[fd00::1]:7"], &[]] {
+            assert_eq!(of(UnreachedReason::NothingListens, addresses), UnreachedReason::NothingListens);
+        }
+        assert_eq!(of(UnreachedReason::Silent, &["127.0.0.1:7"]), UnreachedReason::Silent);
     }
 
     #[test]

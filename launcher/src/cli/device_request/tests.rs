@@ -21,6 +21,7 @@ mod cpus;
 mod hints;
 mod looks;
 mod maps;
+mod tasks;
 mod virtual_devices;
 
 /// NVIDIA's cards, two on each NUMA node.

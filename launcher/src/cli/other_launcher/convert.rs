@@ -6,7 +6,6 @@
 mod horovodrun;
 mod job;
 mod mpirun;
-mod nodelist;
 mod options;
 mod program;
 mod srun;

@@ -9,13 +9,16 @@ use crate::cli::resolve::refused;
 use crate::cli::settings::{Setting, Settings};
 use rankrun_core::notice::Notice;
 use rankrun_core::spec::CliFlavor;
-use rankrun_core::spec::rendezvous::NodeRange;
+use rankrun_core::spec::rendezvous::{NodeRange, POD_INDEX};
 
 const NODE_COUNT: Expected =
     Expected::new("a number of nodes from 1 to 65536, or MIN:MAX with MIN ≤ MAX", "2")
         .advised(hint_for_nodes);
 const ONLY_NODE_RANK: Expected = Expected::new("0, the only node rank of a job of one node", "0");
 const NODE_RANK: Expected = Expected::new("a node rank from 0 to 4294967295", "0");
+const INDEX: Expected = Expected::new("the index of a pod, a whole number from 0", "0").advised(|_, _| {
+    Some("`--node-rank N` says which node this is, and counts before that variable".to_owned())
+});
 
 /// No job has more nodes: their state must fit into one value of the store.
 pub(in crate::cli) const MOST_NODES: u32 = 65_536;
@@ -96,7 +99,7 @@ pub(super) fn check_empty_run_id(
 }
 
 /// `N` or `MIN:MAX` with `0 < MIN ≤ MAX`.
-fn parse_nodes(text: &str) -> Option<NodeRange> {
+pub(in crate::cli) fn parse_nodes(text: &str) -> Option<NodeRange> {
     let (min, max) = text.split_once(':').unwrap_or((text, text));
     let count = |text| {
         let number = u32::try_from(parse_int(text)?).ok().filter(|number| *number <= MOST_NODES)?;
@@ -104,6 +107,21 @@ fn parse_nodes(text: &str) -> Option<NodeRange> {
     };
     let (min, max) = (count(min)?, count(max)?);
     (min <= max).then_some(NodeRange { min, max })
+}
+
+/// The index of this pod in an Indexed Job of Kubernetes, under our own name: torchrun reads no such variable.
+///
+/// # Errors
+/// A text that is not a whole number.
+pub(super) fn pod_index(settings: &Settings<'_>) -> Result<Option<Setting<i128>>, CliError> {
+    let own = settings.cli_flavor == CliFlavor::Rankrun;
+    let Some(value) = settings.facts.filled_variable(POD_INDEX).filter(|_| own) else { return Ok(None) };
+    let origin = Origin::Variable(POD_INDEX.to_owned());
+    let digits = value.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    match digits.and_then(|digits| digits.parse().ok()) {
+        Some(index) => Ok(Some(Setting { origin, value: index })),
+        None => Err(refused(origin, value.to_string_lossy(), INDEX)),
+    }
 }
 
 /// The rank of this node in a job of `nodes` nodes; torchrun's 0 where it is not given.
@@ -118,7 +136,13 @@ pub(super) fn rank_among(given: Option<Setting<i128>>, nodes: NodeCount) -> Resu
         _ => {
             let last = nodes.get() - 1;
             let problem = format!("and the node ranks of a job of {nodes} nodes are 0 to {last}");
-            let hint = "node ranks count from 0, below `--nnodes`; each node has another one";
+            let hint = match &origin {
+                Origin::Variable(name) if name == POD_INDEX => {
+                    "`--nnodes` (`PET_NNODES`) is the number of pods, `completions` of the Job; `--node-rank N` counts before \
+                     that variable"
+                }
+                _ => "node ranks count from 0, below `--nnodes`; each node has another one",
+            };
             Err(SettingError::of_value(origin, value, problem, hint).into())
         }
     }

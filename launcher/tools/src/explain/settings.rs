@@ -195,9 +195,7 @@ impl SettingOrigins<'_> {
         match name {
             WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&WORKER_COUNT),
             GROUP_WORLD_SIZE => self.origin_of(&["nnodes"]),
-            GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
-                self.origin_of(&["node-rank"])
-            }
+            GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => self.group_rank(),
             name if self.spec.defaults.connection_interfaces.contains(&name) => {
                 SettingOrigin::Because { reason: SEVERAL_HOSTS }
             }

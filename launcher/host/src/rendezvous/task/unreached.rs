@@ -104,9 +104,13 @@ impl RendezvousTask {
 
     /// Why the store is not reached, as far as an attempt has shown it.
     async fn unreached_reason(&mut self) -> Option<UnreachedReason> {
+        let endpoint = &self.plan.endpoint;
         let reason = match self.connection.failure.as_ref()? {
-            ConnectFailure::Name(error) => UnreachedReason::of_name(&self.plan.endpoint.host, error),
-            ConnectFailure::Store(error) => UnreachedReason::of_client(error),
+            ConnectFailure::Name(error) => UnreachedReason::of_name(&endpoint.host, error),
+            ConnectFailure::Store(error) if endpoint.is_loopback() => UnreachedReason::of_client(error),
+            ConnectFailure::Store(error) => {
+                UnreachedReason::of_client(error).with_addresses(&endpoint.host, &self.connection.addresses)
+            }
         };
         if reason.is_another_program() && self.connection.owner.is_none() {
             self.connection.owner = Some(self.owner_of_port().await);

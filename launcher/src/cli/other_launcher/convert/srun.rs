@@ -1,12 +1,12 @@
 //! `srun` of Slurm.
 
 use super::job::{ALLOCATED_NODES, Counts, Host, Job};
-use super::nodelist;
 use super::options::Arity::{Glued, None as Flag, One};
 use super::options::Effect::{Lost, Needless, Set};
 use super::options::{Grammar, ReadOptions, Row, Style, last_value};
 use super::wrapped::assignment;
 use crate::cli::error::CliError;
+use crate::cli::nodelist;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SrunOption {

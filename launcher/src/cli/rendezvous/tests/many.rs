@@ -49,6 +49,41 @@ fn static_rendezvous_is_hosted_by_node_rank_0() {
 }
 
 #[test]
+fn pod_index_is_node_rank_of_static_job_unless_one_is_given() {
+    let index = |index| [("JOB_COMPLETION_INDEX", index), ("PET_NNODES", "3"), ("PET_MASTER_ADDR", "h")];
+    let rank = |line: &str, environment: &[(&str, &str)]| match try_launch(line, environment) {
+        Ok(Launch { spec, .. }) => match spec.rendezvous {
+            RendezvousSpec::Static { node_rank, .. } => Some(node_rank.0),
+            RendezvousSpec::C10d { node_rank, .. } => node_rank.map(|rank| rank.0),
+            RendezvousSpec::Standalone { .. } => None,
+        },
+        Err(error) => panic!("`{line}`: {error}"),
+    };
+    assert_eq!(rank("rankrun --role a", &index("2")), Some(2));
+    assert_eq!(rank("rankrun --role a", &index("")), Some(0), "an empty value says nothing");
+    // torchrun reads no such variable.
+    assert_eq!(rank("torchrun --role a", &index("2")), Some(0));
+    assert_eq!(rank("rankrun --node-rank 1", &index("2")), Some(1));
+    assert_eq!(rank("rankrun --node-rank 1", &index("seven")), Some(1));
+    assert_eq!(rank("rankrun --role a", &[&index("2")[..], &[("PET_NODE_RANK", "1")]].concat()), Some(1));
+    // Pods that are jobs of their own, and nodes that are ordered by their addresses.
+    assert_eq!(rank("rankrun --nnodes 1", &index("7")), None);
+    assert_eq!(rank("rankrun --nnodes 1 --master-port 5", &index("7")), Some(0));
+    assert_eq!(rank("rankrun --rdzv-backend c10d --rdzv-endpoint h", &index("7")), None);
+    for (value, text) in [
+        ("3", "`JOB_COMPLETION_INDEX` is `3`, and the node ranks of a job of 3 nodes are 0 to 2"),
+        ("99999999999", "`JOB_COMPLETION_INDEX` is `99999999999`, and the node ranks of a job of 3 nodes"),
+        ("-1", "`JOB_COMPLETION_INDEX` is `-1`, which is not the index of a pod, a whole number from 0"),
+        ("1 ", "`JOB_COMPLETION_INDEX` is `1 `, which is not the index of a pod"),
+        ("$(INDEX)", "`JOB_COMPLETION_INDEX` is `$(INDEX)`, which is not the index of a pod"),
+    ] {
+        let error = try_launch("rankrun --role a", &index(value)).expect_err(value);
+        assert!(error.to_string().starts_with(text), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("`--node-rank N`")), "{:?}", error.hint());
+    }
+}
+
+#[test]
 fn c10d_rendezvous_uses_endpoint() {
     let line = "--rdzv-backend c10d --rdzv-endpoint h --rdzv-id j --local-addr a --nnodes";
     let c10d = |line: &str| match chosen(line, &[]) {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT};
 
-use super::{Places, SettingLine, SettingOrigins, known, setting, time};
+use super::{Places, SettingLine, SettingOrigin, SettingOrigins, known, setting, time};
 use crate::explain::nodes::{is_agreed_on, nodes_of};
 use crate::explain::{LaunchValue, Pending, port};
-use rankrun_core::spec::{LaunchSpec, RendezvousSpec, StoreHost};
+use rankrun_core::spec::rendezvous::POD_INDEX;
+use rankrun_core::spec::{CliFlavor, LaunchSpec, RendezvousSpec, StoreHost};
 
 const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
@@ -86,7 +87,7 @@ impl SettingOrigins<'_> {
                 if matches!(rendezvous, RendezvousSpec::Static { .. }) { "timeout" } else { "join_timeout" };
             let last_call = nodes.last_call_seconds.map(seconds);
             settings.extend([
-                self.option("node-rank", nodes.node_rank.map(|rank| rank.to_string())),
+                self.node_rank(nodes.node_rank),
                 self.time_by_conf_too("join-timeout", join, Some(seconds(nodes.join_timeout_seconds))),
                 self.time_by_conf_too("last-call", "last_call_timeout", last_call),
                 self.option("lease", Some(seconds(nodes.lease_seconds))),
@@ -99,6 +100,23 @@ impl SettingOrigins<'_> {
             self.option("store-limit", network.store_limit.map(|size| size.to_string())),
         ]);
         settings
+    }
+
+    /// The node rank; in a static job of several nodes it may be the index of a pod.
+    fn node_rank(&self, rank: Option<u32>) -> SettingLine {
+        let line = self.option("node-rank", rank.map(|rank| rank.to_string()));
+        let (spec, is_static) = (self.spec, matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }));
+        match spec.cli_flavor {
+            CliFlavor::Rankrun if is_static && spec.rendezvous.is_shared() => {
+                self.with_variable(line, POD_INDEX)
+            }
+            _ => line,
+        }
+    }
+
+    /// Where the rank of this node was set.
+    pub(super) fn group_rank(&self) -> SettingOrigin {
+        self.node_rank(None).source
     }
 
     /// A time that a key of `--rdzv-conf` says too.

@@ -1,0 +1,63 @@
+//! The variables of a task of an MPI launcher. None of them names a host: the batch job does, or an option.
+
+use super::hosts::{BatchJob, batch_job, first_host};
+use super::{Number, ScheduledJob, TaskEnvironment, TasksOnNode, variable_value};
+use crate::cli::error::{CliError, SettingError};
+use crate::cli::scheduler::{MpiNames, Step};
+use rankrun_core::facts::Facts;
+
+/// The job of these tasks.
+///
+/// # Errors
+/// Variables that are missing, and tasks that are not dealt out to the nodes in blocks of one size: of such tasks the
+/// environment does not say which node this is.
+pub(super) fn read(
+    environment: &TaskEnvironment<'_>,
+    names: &MpiNames,
+    step: &Step,
+    facts: &Facts,
+) -> Result<ScheduledJob, CliError> {
+    let tasks = environment.tasks();
+    let task = environment.number(names.rank)?;
+    let here = match (environment.variable)(names.here) {
+        Some(_) => environment.number(names.here)?,
+        // `PMI_SIZE` alone.
+        None => variable_value(tasks.origin.name().as_str(), tasks.value.div_ceil(step.nodes.max(1))),
+    };
+    let index = match here.value {
+        1 => variable_value(names.here, 0),
+        _ => environment.number(names.local_rank)?,
+    };
+    let is_block =
+        tasks.value.is_multiple_of(here.value.max(1)) && task.value % here.value.max(1) == index.value;
+    if !is_block {
+        return Err(not_in_blocks(&tasks, &here, &task, &index));
+    }
+    let node = |value| Number { origin: task.origin.clone(), value };
+    let nodes = Number { origin: tasks.origin.clone(), value: tasks.value / here.value.max(1) };
+    let (port, run_id) = batch_job(facts).map(|BatchJob { port, run_id }| (port, run_id)).unzip();
+    // A resource set of `jsrun` has devices of its own.
+    let own = (environment.variable)("CUDA_VISIBLE_DEVICES").filter(|_| names.command == "jsrun");
+    let has_own_devices =
+        own.is_some_and(|list| u32::try_from(list.split(',').count()).is_ok_and(|count| count < here.value));
+    Ok(ScheduledJob {
+        first_host: first_host(facts, &nodes),
+        nodes,
+        node_rank: node(task.value / here.value.max(1)),
+        on_node: (here.value > 1).then_some(TasksOnNode { count: here, index, has_own_devices }),
+        port,
+        run_id,
+        tasks,
+        task,
+    })
+}
+
+fn not_in_blocks(tasks: &Number, here: &Number, task: &Number, index: &Number) -> CliError {
+    let problem = format!(
+        "with {} = `{}` of {} = `{}`, and {} = `{}`: the nodes do not have equal blocks of tasks, so the node is not known",
+        task.origin, task.value, tasks.origin, tasks.value, index.origin, index.value
+    );
+    let hint = "start one task on each node, or as many on each one after the other (`--map-by ppr:8:node` of Open MPI, \
+                `-ppn 8` of MPICH)";
+    SettingError::of_value(here.origin.clone(), here.value, problem, hint).into()
+}

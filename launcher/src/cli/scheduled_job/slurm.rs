@@ -1,0 +1,106 @@
+//! Slurm's variables of a task of a step: `srun` sets them, of which those of a batch script tell too little.
+
+use super::{Number, ScheduledJob, Setting, TaskEnvironment, TasksOnNode, Variables, variable_value};
+use crate::cli::error::{CliError, SettingError};
+use crate::cli::nodelist;
+use crate::cli::scheduler::tasks_on;
+
+const NODE_LIST: &str = "SLURM_STEP_NODELIST";
+const PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// How often the job was requeued.
+const RESTARTS: &str = "SLURM_RESTART_COUNT";
+/// Of a job with parts that `srun` starts by `:`; each part has numbers of its own.
+const PARTS: &str = "SLURM_HET_SIZE";
+/// The variables by which Slurm gives a task its devices.
+const DEVICE_LISTS: [&str; 4] =
+    ["SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
+
+/// Ports from here on: below the ephemeral ones (`net.ipv4.ip_local_port_range`), and above what daemons use.
+const FIRST_PORT: u16 = 20_000;
+/// A prime, so that jobs with neighbouring ids and their steps meet late.
+const PORTS: u64 = 9_973;
+
+/// The job of the step.
+///
+/// # Errors
+/// See [`find_scheduled_job`](super::find_scheduled_job).
+pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, CliError> {
+    if let Some(parts) = (environment.variable)(PARTS).filter(|parts| *parts != "1") {
+        let message = format!(
+            "`{PARTS}` is `{parts}`: the parts of a heterogeneous job have variables of their own, which do not tell of \
+             the others"
+        );
+        let hint = "give `--nnodes`, `--node-rank` and `--master-addr`; for a separate job add `--nnodes 1`";
+        return Err(CliError::refused(message, hint));
+    }
+    let tasks = environment.number("SLURM_STEP_NUM_TASKS")?;
+    let nodes = environment.number("SLURM_STEP_NUM_NODES")?;
+    let node_rank = environment.number("SLURM_NODEID")?;
+    let on_node = (tasks.value > nodes.value).then(|| tasks_on_node(environment, &node_rank)).transpose()?;
+    let job = environment.number("SLURM_JOB_ID")?;
+    let step = environment.number("SLURM_STEP_ID")?.value;
+    let restarts = match (environment.variable)(RESTARTS) {
+        Some(_) => environment.number(RESTARTS)?.value,
+        None => 0,
+    };
+    let id = match restarts {
+        0 => format!("{}.{step}", job.value),
+        restarts => format!("{}.{step}-restart{restarts}", job.value),
+    };
+    Ok(ScheduledJob {
+        first_host: Some(first_host(environment, &nodes)?),
+        task: environment.number("SLURM_PROCID")?,
+        port: Some(Setting { origin: job.origin.clone(), value: port(job.value, step, restarts) }),
+        run_id: Some(Setting { origin: job.origin, value: id }),
+        nodes,
+        node_rank,
+        tasks,
+        on_node,
+    })
+}
+
+/// Also another one for each incarnation: a node that was cut off finds no store, and its workers do not reach ours.
+pub(super) fn port(job: u32, step: u32, restarts: u32) -> u16 {
+    let offset = (u64::from(job) * 61 + u64::from(step) * 7 + u64::from(restarts)) % PORTS;
+    FIRST_PORT + u16::try_from(offset).unwrap_or_default()
+}
+
+fn first_host(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<String>, CliError> {
+    let text = environment.text(NODE_LIST)?;
+    let list = variable_value(NODE_LIST, text);
+    let hint = "`scontrol show hostnames` reads the list; name the first host by `--master-addr`, and the nodes by \
+                `--nnodes` and `--node-rank`";
+    let Some(hosts) = nodelist::expand(text) else {
+        return Err(SettingError::of_value(list.origin, text, "which is not a list of hosts", hint).into());
+    };
+    if u32::try_from(hosts.len()) != Ok(nodes.value) {
+        let problem = format!("which are {} hosts, and {} is `{}`", hosts.len(), nodes.origin, nodes.value);
+        return Err(SettingError::of_value(list.origin, text, problem, super::PASS_ALL).into());
+    }
+    let first = hosts.into_iter().next().unwrap_or_default();
+    Ok(Setting { origin: list.origin, value: first })
+}
+
+fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Result<TasksOnNode, CliError> {
+    let text = environment.text(PER_NODE)?;
+    let Some(count) = tasks_on(text, node_rank.value) else {
+        let problem = "which is not a list of numbers such as `8(x2),4`";
+        let origin = variable_value(PER_NODE, ()).origin;
+        return Err(SettingError::of_value(origin, text, problem, super::PASS_ALL).into());
+    };
+    Ok(TasksOnNode {
+        count: variable_value(PER_NODE, count),
+        index: environment.number("SLURM_LOCALID")?,
+        has_own_devices: has_own_devices(environment.variable),
+    })
+}
+
+/// `--gpus-per-task` and `--gpu-bind` leave a task fewer devices than the step has on the node.
+fn has_own_devices(variable: Variables<'_>) -> bool {
+    let Some(on_node) = variable("SLURM_GPUS_ON_NODE").and_then(|count| count.trim().parse::<usize>().ok())
+    else {
+        return false;
+    };
+    let lists = DEVICE_LISTS.iter().filter_map(|name| variable(name)).filter(|list| !list.is_empty());
+    lists.map(|list| list.split(',').count()).any(|count| count < on_node)
+}

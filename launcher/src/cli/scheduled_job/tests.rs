@@ -1,0 +1,289 @@
+//! Recorded environments of tasks, and what follows from them.
+
+use std::ffi::OsString;
+
+use crate::cli::{Command, interpret};
+use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::spec::rendezvous::NodeRange;
+use rankrun_core::spec::{LaunchSpec, RendezvousSpec};
+
+type Environment = Vec<(&'static str, &'static str)>;
+
+/// Slurm 22.05, `srun -N2 --ntasks-per-node=1 --gpus-per-node=4` in a batch script, the second task.
+const TASK_PER_NODE: [(&str, &str); 14] = [
+    ("SLURM_JOB_ID", "2"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_JOB_NUM_NODES", "2"),
+    ("SLURM_NNODES", "2"),
+    ("SLURM_STEP_NUM_NODES", "2"),
+    ("SLURM_STEP_NODELIST", "th[1-2]"),
+    ("SLURM_NODEID", "1"),
+    ("SLURM_PROCID", "1"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_STEP_NUM_TASKS", "2"),
+    ("SLURM_NTASKS_PER_NODE", "1"),
+    ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
+    ("SLURM_GPUS_ON_NODE", "4"),
+    ("SLURM_STEP_GPUS", "0,1,2,3"),
+];
+
+/// `srun -N2 -n5`, the second of the four tasks of the first node.
+const TASK_PER_RANK: [(&str, &str); 11] = [
+    ("SLURM_JOB_ID", "9"),
+    ("SLURM_STEP_ID", "3"),
+    ("SLURM_NNODES", "2"),
+    ("SLURM_STEP_NUM_NODES", "2"),
+    ("SLURM_STEP_NODELIST", "gpu[07,09]"),
+    ("SLURM_NODEID", "0"),
+    ("SLURM_PROCID", "1"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_STEP_NUM_TASKS", "5"),
+    ("SLURM_STEP_TASKS_PER_NODE", "4,1"),
+    ("SLURM_RESTART_COUNT", "1"),
+];
+
+/// Open MPI 4.1, `mpirun -np 4 --map-by ppr:2:node`, the last task.
+const OPEN_MPI: [(&str, &str); 4] = [
+    ("OMPI_COMM_WORLD_SIZE", "4"),
+    ("OMPI_COMM_WORLD_RANK", "3"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+];
+
+/// MPICH 4.0, `mpiexec -n 2` on one host.
+const HYDRA: [(&str, &str); 4] =
+    [("PMI_SIZE", "2"), ("PMI_RANK", "1"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "1")];
+
+fn spec(options: &str, environment: &[(&'static str, &'static str)]) -> Result<LaunchSpec, String> {
+    spec_in(FakeWorld::default(), options, environment)
+}
+
+fn spec_in(
+    world: FakeWorld,
+    options: &str,
+    environment: &[(&'static str, &'static str)],
+) -> Result<LaunchSpec, String> {
+    let mut environment = environment.to_vec();
+    environment.extend([("PATH", "/usr/bin"), ("RANKRUN_QUIET", "1")]);
+    let facts = world.program("/usr/bin/true").facts(&environment);
+    let words = ["rankrun"].into_iter().chain(options.split_whitespace()).chain(["--no-python", "true"]);
+    let argv: Vec<OsString> = words.map(OsString::from).collect();
+    match interpret(&argv, &facts) {
+        Ok(Command::Launch(launch)) => Ok(launch.spec),
+        Ok(other) => panic!("{other:?} is not a launch"),
+        Err(error) => Err(error.render()),
+    }
+}
+
+/// Id, address, port, nodes, node rank of a static rendezvous.
+fn place(spec: &LaunchSpec) -> (String, String, u16, u32, u32) {
+    match &spec.rendezvous {
+        RendezvousSpec::Static { run_id, addr, port, nodes, node_rank, .. } => {
+            (run_id.0.clone(), addr.clone(), *port, nodes.get(), node_rank.0)
+        }
+        other => panic!("{other:?} is not static"),
+    }
+}
+
+fn with(
+    environment: &[(&'static str, &'static str)],
+    changes: &[(&'static str, &'static str)],
+) -> Environment {
+    let kept = environment.iter().filter(|(name, _)| changes.iter().all(|(changed, _)| changed != name));
+    kept.chain(changes).copied().filter(|(_, value)| !value.is_empty()).collect()
+}
+
+#[test]
+fn task_per_node_needs_no_option() {
+    let spec = spec("", &TASK_PER_NODE).unwrap();
+    assert_eq!(place(&spec), ("2.0".to_owned(), "th1".to_owned(), 20_122, 2, 1));
+    assert_eq!(spec.node_task, None);
+    let RendezvousSpec::Static { named_by, .. } = &spec.rendezvous else { panic!("it is static") };
+    assert_eq!(named_by.as_deref(), Some("`SLURM_STEP_NODELIST`"));
+}
+
+#[test]
+fn task_per_rank_is_node_of_one_worker_with_numbers_of_its_machine() {
+    let spec = spec("", &TASK_PER_RANK).unwrap();
+    let (run_id, addr, port, nodes, node_rank) = place(&spec);
+    assert_eq!((run_id.as_str(), addr.as_str(), nodes, node_rank), ("9.3-restart1", "gpu07", 5, 1));
+    let first = super::slurm::port(9, 3, 0);
+    assert_ne!(port, first, "another incarnation has another port");
+    let task = spec.node_task.unwrap();
+    let told = (task.local_rank.0, task.local_world_size.get(), task.node_rank.0, task.nodes.get());
+    assert_eq!((told, spec.workers.get()), ((1, 4, 0, 2), 1));
+}
+
+#[test]
+fn settings_of_the_user_win() {
+    let endpoint = spec("--rdzv-endpoint head:7 --rdzv-id mine", &TASK_PER_NODE).unwrap();
+    assert_eq!(place(&endpoint), ("mine".to_owned(), "head".to_owned(), 7, 2, 1));
+    let port = spec("--master-port 4000 --nnodes 2", &TASK_PER_NODE).unwrap();
+    assert_eq!(place(&port), ("2.0".to_owned(), "th1".to_owned(), 4000, 2, 1));
+    for one in ["--nnodes 1", "--standalone", "--nnodes 1:1"] {
+        let alone = spec(one, &TASK_PER_RANK).unwrap();
+        assert!(matches!(alone.rendezvous, RendezvousSpec::Standalone { .. }), "{one}");
+    }
+    let elastic = spec("--rdzv-backend c10d --nnodes 1:2", &TASK_PER_NODE).unwrap();
+    match &elastic.rendezvous {
+        RendezvousSpec::C10d { host, port, is_host, nodes: NodeRange { min, max }, .. } => {
+            let found = (host.as_str(), *port, *is_host, min.get(), max.get());
+            assert_eq!(found, ("th1", 20_122, Some(false), 1, 2));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn tasks_of_one_node_meet_on_the_loopback() {
+    let one =
+        [("SLURM_STEP_NUM_NODES", "1"), ("SLURM_STEP_NODELIST", "gpu07"), ("SLURM_STEP_NUM_TASKS", "4")];
+    let one = with(&TASK_PER_RANK, &[one[0], one[1], one[2], ("SLURM_STEP_TASKS_PER_NODE", "4")]);
+    let (_, addr, _, nodes, node_rank) = place(&spec("", &one).unwrap());
+    assert_eq!((addr.as_str(), nodes, node_rank), ("127.0.0.1", 4, 1));
+}
+
+#[test]
+fn local_rank_is_zero_where_task_has_own_devices() {
+    let local_rank =
+        |devices: &[_]| spec("", &with(&TASK_PER_RANK, devices)).unwrap().node_task.unwrap().local_rank.0;
+    assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "0,1,2,3")]), 1);
+    assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "1")]), 0);
+    assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("CUDA_VISIBLE_DEVICES", "2")]), 0);
+}
+
+#[test]
+fn contradictions_are_refused_with_both_values() {
+    for (environment, options, parts) in [
+        (&TASK_PER_NODE[..], "--nnodes 4", ["`--nnodes` is `4`", "`SLURM_STEP_NUM_NODES` says 2 nodes"]),
+        (&TASK_PER_NODE, "--node-rank 0", ["`--node-rank` is `0`", "`SLURM_NODEID` is `1`"]),
+        (&TASK_PER_RANK, "--nnodes 5", ["`--nnodes` is `5`", "`SLURM_STEP_NUM_NODES` says 2 nodes"]),
+        (&TASK_PER_RANK, "--nnodes 1:2", ["`--nnodes` is `1:2`", "for each rank the number is fixed"]),
+        (
+            &TASK_PER_RANK,
+            "--nproc-per-node 4",
+            ["`--nproc-per-node` is `4`", "`SLURM_STEP_TASKS_PER_NODE` says 4 tasks on this node"],
+        ),
+        (&TASK_PER_RANK, "--total-workers 8", ["`--total-workers` is `8`", "`SLURM_STEP_NUM_TASKS` is `5`"]),
+    ] {
+        let said = spec(options, environment).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{options}: {said}");
+    }
+    for (environment, options) in [
+        (&TASK_PER_NODE[..], "--nnodes 2 --node-rank 1 --nproc-per-node 4"),
+        (&TASK_PER_RANK, "--nnodes 2 --node-rank 0 --nproc-per-node 1"),
+        (&TASK_PER_RANK, "--total-workers 5"),
+    ] {
+        assert!(spec(options, environment).is_ok(), "{options}");
+    }
+}
+
+#[test]
+fn missing_or_wrong_variable_is_named() {
+    for (changes, parts) in [
+        (("SLURM_NODEID", ""), ["`SLURM_NODEID` is not set", "one of 2 tasks"]),
+        (("SLURM_STEP_NODELIST", ""), ["`SLURM_STEP_NODELIST` is not set", "one of 2 tasks"]),
+        (("SLURM_STEP_NODELIST", "th[1-"), ["`SLURM_STEP_NODELIST` is `th[1-`", "not a list of hosts"]),
+        (("SLURM_STEP_NODELIST", "th[1-3]"), ["which are 3 hosts", "`SLURM_STEP_NUM_NODES` is `2`"]),
+        (("SLURM_NODEID", "2"), ["`SLURM_NODEID` is `2`", "`SLURM_STEP_NUM_NODES` is `2`"]),
+        (("SLURM_PROCID", "7"), ["`SLURM_PROCID` is `7`", "`SLURM_STEP_NUM_TASKS` is `2`"]),
+        (("SLURM_JOB_ID", "x"), ["`SLURM_JOB_ID` is `x`", "not a number"]),
+        (("SLURM_HET_SIZE", "2"), ["`SLURM_HET_SIZE` is `2`", "heterogeneous"]),
+    ] {
+        let environment = with(&TASK_PER_NODE, &[changes]);
+        let said = spec("", &environment).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{changes:?}: {said}");
+        assert!(spec("--nnodes 1", &environment).is_ok(), "{changes:?}");
+        assert!(spec("--nnodes 2 --master-addr th1 --node-rank 0", &environment).is_ok(), "{changes:?}");
+    }
+    let said = spec("", &with(&TASK_PER_RANK, &[("SLURM_LOCALID", "4")])).unwrap_err();
+    assert!(
+        said.contains("`SLURM_LOCALID` is `4`") && said.contains("`SLURM_STEP_TASKS_PER_NODE` is `4`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn mpi_tasks_need_address_of_first_node() {
+    let said = spec("", &OPEN_MPI).unwrap_err();
+    assert!(said.contains("`OMPI_COMM_WORLD_SIZE`") && said.contains("--master-addr"), "{said}");
+    let given = spec("--master-addr n1", &OPEN_MPI).unwrap();
+    assert_eq!(place(&given), ("none".to_owned(), "n1".to_owned(), 29_500, 4, 3));
+    let task = given.node_task.unwrap();
+    assert_eq!((task.local_rank.0, task.node_rank.0, task.nodes.get()), (1, 1, 2));
+    let one_host = spec("", &HYDRA).unwrap();
+    assert_eq!(place(&one_host).1, "127.0.0.1");
+    assert_eq!(one_host.node_task.unwrap().local_world_size.get(), 2);
+    let cyclic = with(&OPEN_MPI, &[("OMPI_COMM_WORLD_LOCAL_RANK", "0")]);
+    let said = spec("--master-addr n1", &cyclic).unwrap_err();
+    assert!(said.contains("equal blocks"), "{said}");
+}
+
+#[test]
+fn batch_job_names_first_host_of_mpi_tasks() {
+    for (more, host) in [
+        (("SLURM_JOB_NODELIST", "n[3-4]"), "n3"),
+        (("LSB_MCPU_HOSTS", "h1 2 h2 2"), "h1"),
+        // Tasks of `jsrun` are not on the host of the script.
+        (("LSB_MCPU_HOSTS", "batch2 1 h41 2 h42 2"), "h41"),
+        (("LSB_HOSTS", "h1 h1 h2 h2"), "h1"),
+    ] {
+        let environment = with(&OPEN_MPI, &[more, ("LSB_JOBID", "77")]);
+        let (run_id, addr, port, nodes, _) = place(&spec("", &environment).unwrap());
+        assert_eq!((run_id.as_str(), addr.as_str(), port, nodes), ("77", host, 24_697, 4), "{more:?}");
+    }
+    let other = with(&OPEN_MPI, &[("SLURM_JOB_NODELIST", "n[3-5]")]);
+    assert!(spec("", &other).unwrap_err().contains("--master-addr"));
+}
+
+/// OpenPBS, `pbsdsh` in a job of two chunks with a slot each.
+const PBS: [(&str, &str); 4] = [
+    ("PBS_JOBID", "1234.head"),
+    ("PBS_NODENUM", "1"),
+    ("PBS_TASKNUM", "00000002"),
+    ("PBS_NODEFILE", "/pbs/nodes"),
+];
+
+#[test]
+fn task_of_pbsdsh_is_node() {
+    let two = || FakeWorld::default().file("/pbs/nodes", b"n1\nn2\n");
+    let spec = spec_in(two(), "", &PBS).unwrap();
+    let (run_id, addr, _, nodes, node_rank) = place(&spec);
+    assert_eq!((run_id.as_str(), addr.as_str(), nodes, node_rank), ("1234", "n1", 2, 1));
+    let script = with(&PBS, &[("PBS_NODENUM", "0"), ("PBS_TASKNUM", "1")]);
+    let script = spec_in(two(), "", &script).unwrap();
+    assert!(matches!(script.rendezvous, RendezvousSpec::Standalone { .. }));
+    let slots = FakeWorld::default().file("/pbs/nodes", b"n1\nn1\nn2\nn2\n");
+    let said = spec_in(slots, "", &PBS).unwrap_err();
+    assert!(said.contains("4 slots on 2 hosts") && said.contains("mpiprocs=1"), "{said}");
+    let said = spec_in(FakeWorld::default(), "", &PBS).unwrap_err();
+    assert!(said.contains("`PBS_NODEFILE` is `/pbs/nodes`"), "{said}");
+}
+
+#[test]
+fn end_of_job_is_time_limit() {
+    let limit = |options, environment: &[_]| {
+        spec(options, environment).map(|spec| spec.time_limit.map(|limit| limit.limit.as_secs()))
+    };
+    let ends = with(&TASK_PER_NODE, &[("SLURM_JOB_END_TIME", "1800003600")]);
+    assert_eq!(limit("", &ends), Ok(Some(3600)));
+    assert_eq!(limit("--time-limit 60", &ends), Ok(Some(60)));
+    assert_eq!(limit("--warn-signal USR1@60", &ends), Ok(Some(3600)));
+    for wrong in ["soon", "1700000000"] {
+        assert_eq!(limit("", &with(&TASK_PER_NODE, &[("SLURM_JOB_END_TIME", wrong)])), Ok(None), "{wrong}");
+    }
+    assert!(limit("--warn-signal USR1@60", &TASK_PER_NODE).is_err());
+}
+
+#[test]
+fn name_torchrun_learns_nothing_from_slurm() {
+    let facts = FakeWorld::default().program("/usr/bin/true");
+    let mut environment = TASK_PER_NODE.to_vec();
+    environment.extend([("PATH", "/usr/bin"), ("SLURM_JOB_END_TIME", "1800003600")]);
+    let argv: Vec<OsString> = ["torchrun", "--no-python", "true"].map(OsString::from).to_vec();
+    let Ok(Command::Launch(launch)) = interpret(&argv, &facts.facts(&environment)) else {
+        panic!("a launch")
+    };
+    assert!(matches!(launch.spec.rendezvous, RendezvousSpec::Standalone { .. }));
+    assert_eq!(launch.spec.time_limit, None);
+}
