@@ -15,7 +15,7 @@ use harness::{Launch, Name, checkout, example, is_rankrun};
 use serde_json::Value;
 
 /// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
-const FOREIGN_OPTIONS: [(&str, &str); 18] = [
+const FOREIGN_OPTIONS: [(&str, &str); 19] = [
     ("cargo", "--bench --lib --locked --no-deps --nocapture --path --release --test --workspace"),
     ("install.sh", "--from --prefix"),
     ("all_reduce", "--hosts"),
@@ -37,6 +37,7 @@ const FOREIGN_OPTIONS: [(&str, &str); 18] = [
     ("train.py", "--lr"),
     ("script", "--local-rank"),
     ("abbreviation", "--nproc"),
+    ("two ways", "--a --b"),
 ];
 
 /// Pages for developers that speak of our options too. The pages about other launchers are left out.

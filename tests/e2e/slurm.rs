@@ -205,7 +205,9 @@ keys = ['WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WOR
 restarts = os.environ.get('SLURM_RESTART_COUNT', '0')
 print('train', f'rank={rank}', f'restarts={restarts}', *(f'{key}={os.environ[key]}' for key in keys), *sys.argv[1:], flush=True)
 if Path('wait').exists() and restarts == '0':
-    def save(*_):
+    def save(number, _):
+        # Slurm may send it to this process too, after the launcher, and Python's end would let a second one kill it.
+        signal.signal(number, signal.SIG_IGN)
         Path(f'checkpoint-{rank}').write_text('saved')
         sys.exit(0 if Path('succeed').exists() else 75)
     signal.signal(signal.SIGUSR1, save)
@@ -254,6 +256,18 @@ impl<'a> Submission<'a> {
         let _ = self.cluster.wait_until(name, &["ls", &folder], is_there);
     }
 
+    /// A requeued job waits for minutes, unless it is told to begin. Slurm counts in seconds: in the second of the requeue
+    /// it refuses the job's new credential as revoked.
+    #[track_caller]
+    fn start_queued_job(&self) {
+        let line = ["squeue", "-h", "-o", "%A %T"];
+        let is_decided = |jobs: &str| jobs.trim().is_empty() || jobs.contains("PENDING");
+        let jobs = self.cluster.wait_until("the job is requeued", &line, is_decided);
+        let id = jobs.split_whitespace().next();
+        let id = id.unwrap_or_else(|| panic!("the job has ended without a requeue\n{}", self.output()));
+        self.cluster.run(&[], &["scontrol", "update", &format!("JobId={id}"), "StartTime=now+2"]);
+    }
+
     #[track_caller]
     fn wait_for_end(&self) -> String {
         self.cluster.wait_until_idle();
@@ -297,19 +311,9 @@ fn scripts_of_guide_run() {
     job.wait_for_files("started-", 2);
     cluster.run(&[], &["scancel", "-s", "USR1", &cluster.only_job()]);
     job.wait_for_files("checkpoint-", 2);
-    start_queued_job(&cluster);
+    job.start_queued_job();
     let output = job.wait_for_end();
     assert_eq!(count(&output, &["train rank=", "restarts=1", "-restart1", "WORLD_SIZE=2"]), 2, "{output}");
-}
-
-/// A requeued job waits for minutes, unless it is told to begin now.
-#[track_caller]
-fn start_queued_job(cluster: &SlurmCluster) {
-    let is_requeued = |jobs: &str| jobs.contains("PENDING");
-    let line = ["squeue", "-h", "-o", "%A %T"];
-    let jobs = cluster.wait_until("the job is requeued", &line, is_requeued);
-    let id = jobs.split_whitespace().next().expect("a job").to_owned();
-    cluster.run(&[], &["scontrol", "update", &format!("JobId={id}"), "StartTime=now"]);
 }
 
 #[test]
@@ -326,7 +330,7 @@ fn requeued_job_starts_anew_and_leaves_nothing() {
         job.submit(&per_rank);
         job.wait_for_files("started-", 4);
         cluster.run(&[], &["scontrol", "requeue", &cluster.only_job()]);
-        start_queued_job(&cluster);
+        job.start_queued_job();
         let output = job.wait_for_end();
         assert_eq!(count(&output, &["train rank=", "restarts=1", "-restart1"]), 4, "{output}");
     }
