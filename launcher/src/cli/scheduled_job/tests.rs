@@ -110,8 +110,8 @@ fn task_per_rank_is_node_of_one_worker_with_numbers_of_its_machine() {
     let first = super::slurm::port(9, 3, 0);
     assert_ne!(port, first, "another incarnation has another port");
     let task = spec.node_task.unwrap();
-    let told = (task.local_rank.0, task.local_world_size.get(), task.node_rank.0, task.nodes.get());
-    assert_eq!((told, spec.workers.get()), ((1, 4, 0, 2), 1));
+    let given = (task.local_rank.0, task.local_world_size.get(), task.node_rank.0, task.nodes.get());
+    assert_eq!((given, spec.workers.get()), ((1, 4, 0, 2), 1));
 }
 
 #[test]
