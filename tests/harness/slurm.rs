@@ -9,8 +9,9 @@ use crate::launch::Launch;
 use crate::processes::Process;
 use crate::settings::print_notice;
 
-/// Slurm notices a lost node within 30 s, and ends what is left of a step after its `KillWait`, 5 s here.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Slurm notices a lost node within 30 s, ends what is left of a step after its `KillWait`, 5 s here, and looks at time
+/// limits, which are whole minutes, every 30 s.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// How Slurm finds the processes of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
