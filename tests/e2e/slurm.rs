@@ -225,6 +225,7 @@ struct Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
+    #[expect(clippy::disallowed_methods, reason = "the job finds its programs where the tests do")]
     fn new(cluster: &'a SlurmCluster) -> Self {
         let scratch = Scratch::new();
         let bin = scratch.folder("bin", 0o755);

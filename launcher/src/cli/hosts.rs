@@ -8,7 +8,9 @@ use std::time::Duration;
 use super::error::{CliError, Origin, SettingError};
 use super::exclude_node::{NodeNames, is_own_name};
 use super::option::LaunchOption;
+use super::scheduled_job::ScheduledJob;
 use super::settings::{CommandLine, Setting, Settings, WrittenOption};
+use super::signals::resolve_signals;
 use super::values::time;
 use rankrun_core::facts::Facts;
 use rankrun_core::shell::split::split;
@@ -58,6 +60,8 @@ pub(super) fn resolve_fleet(
         program: program.map(|word| text(word, "the command line")).collect::<Result<_, _>>()?,
         rendezvous: resolve_rendezvous(settings)?,
         connect_limit: limit,
+        // What cannot be handled is said by the launchers of the hosts.
+        signals: resolve_signals(settings, &mut Vec::new())?,
         nodes,
     }))
 }
@@ -71,6 +75,20 @@ fn typed(settings: &Settings<'_>, name: &str) -> Option<Setting<OsString>> {
 pub(super) fn names_hosts(settings: &Settings<'_>) -> Option<Origin> {
     let hosts = settings.find("hosts").or_else(|| settings.find("hostfile"));
     hosts.map(|setting| setting.origin)
+}
+
+/// Refuses hosts where each task of a step would start the job on all of them.
+///
+/// # Errors
+/// Hosts are given, and this launcher is one of several tasks.
+pub(super) fn refuse_in_step(given: &[WrittenOption], job: &ScheduledJob) -> Result<(), CliError> {
+    let is_of_hosts = |written: &&WrittenOption| ["hosts", "hostfile"].contains(&written.option.long_name());
+    let Some(hosts) = given.iter().find(is_of_hosts) else { return Ok(()) };
+    let Setting { origin, value } = &job.tasks;
+    let problem =
+        format!("is given, and {origin} says that this is one of {value} tasks: each would start the job");
+    let hint = "start it from the batch script, or leave the hosts out: the tasks are one job";
+    Err(SettingError::of_origin(hosts.setting.origin.clone(), problem, hint).into())
 }
 
 fn resolve_hosts(settings: &Settings<'_>) -> Result<Option<Vec<Host>>, CliError> {

@@ -74,8 +74,6 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
     notices.extend(missing_folder_notice(&restart, facts));
     let external_worker = resolve_external_worker(settings, workers)?;
     let wrappers = resolve_wrappers(settings, workers, rendezvous.nodes().max)?;
-    let role =
-        settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(settings, workers, &mut notices)?;
     notices.extend(omp_notice(settings.cli_flavor, &devices, facts.world().affinity_cpu_count()));
     notices.extend(ignored_setting_notices(settings, &line));
@@ -89,7 +87,7 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         entrypoint,
         args: line.arguments,
         workers,
-        role,
+        role: resolve_role(settings),
         rendezvous,
         max_restarts,
         restart,
@@ -115,6 +113,10 @@ pub(super) fn resolve(argv0: &OsStr, line: CommandLine, settings: &Settings<'_>)
         options: settings.args.independent.clone(),
     };
     Ok(Launch { spec, verbosity, notices })
+}
+
+fn resolve_role(settings: &Settings<'_>) -> String {
+    settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value)
 }
 
 /// Variables of libraries that the user has not set.

@@ -13,6 +13,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use super::config::Config;
 use super::error::{CliError, Origin, SettingError, UsageError};
 use super::help::HelpLength;
+use super::hosts::refuse_in_step;
 use super::normalise::{Refusal, find_ambiguous, normalise};
 use super::option::{Family, FromText, Kind, LaunchOption, OptionValue, command, find_option, options};
 use super::python_text::parse_int;
@@ -281,6 +282,7 @@ pub(super) fn merge<'a>(
     }
     let job = find_scheduled_job(cli_flavor, facts, &given)?;
     if let Some(job) = &job {
+        refuse_in_step(&given, job)?;
         add_settings_of_job(job, &mut given)?;
     }
     if cli_flavor == CliFlavor::Rankrun {

@@ -41,6 +41,16 @@ fn host_without_rankrun_or_with_another_version_is_named() {
 }
 
 #[test]
+fn two_names_of_one_host_are_refused() {
+    let Some(ssh) = SshFleet::start(2) else { return };
+    let outcome = run(ssh.launch(["--hosts", "th1,th2,alias1", "--nproc-per-node", "1"]), &["place"]);
+    outcome.expect_exit_code(1).expect_absent("place rank=");
+    outcome.expect_stderr("error: `th1` and `alias1` are names of one host");
+    outcome.expect_stderr("hint: name it once, with all its workers, as in `th1:2`");
+    ssh.assert_nothing_left();
+}
+
+#[test]
 fn unreachable_host_is_named_with_words_of_ssh() {
     let Some(ssh) = SshFleet::start(2) else { return };
     ssh.stop_server(2);

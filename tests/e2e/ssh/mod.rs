@@ -118,6 +118,21 @@ fn signals_go_to_workers_of_all_hosts() {
 }
 
 #[test]
+fn signal_for_workers_stops_nothing() {
+    let Some(ssh) = SshFleet::start(2) else { return };
+    let gate = Gate::new(ssh.scratch(), "gate");
+    let launch = ssh.launch(["--hosts", "th1,th2", "--nproc-per-node", "1"]);
+    let job = launch.worker(["catch=SIGUSR1", "print=ready", "signal=SIGUSR1", &gate.step()]).start();
+    job.wait_for_lines("ready", 2);
+    job.signal(Signal::SIGUSR1);
+    job.wait_for_lines("got SIGUSR1 rank=", 2);
+    // The end of the launcher is still a stop.
+    job.signal(Signal::SIGKILL);
+    let _ = job.wait();
+    ssh.assert_nothing_left();
+}
+
+#[test]
 fn workers_of_unequal_hosts_have_local_ranks_of_their_host() {
     let Some(ssh) = SshFleet::start(2) else { return };
     let _ = ssh.scratch().file("hosts", "# all\nth1 slots=3\nth2:2\n", 0o644);

@@ -33,6 +33,9 @@ pub enum HostProblem {
         /// The text behind `slots=` or the colon.
         slots: String,
     },
+    /// A line says it two times.
+    #[error("gives the host `{0}` its slots twice")]
+    SlotsTwice(String),
     /// The host would have no worker.
     #[error("gives the host `{0}` no slot")]
     NoSlots(String),
@@ -77,6 +80,7 @@ impl HostProblem {
             Self::Empty => "name a host that `ssh HOST` reaches",
             Self::Name(_) => "write a name as `ssh` takes it: `node1`, `user@node1`, `10.0.0.7`",
             Self::Slots { .. } => "write the number of workers, as in `node1 slots=4` or `node1:4`",
+            Self::SlotsTwice(_) => "give one number",
             Self::NoSlots(_) => "leave the host out, or give it a slot",
             Self::Word { .. } => "write `NAME`, `NAME slots=N` or `NAME:N`; a comment begins with `#`",
             Self::Twice { .. } => "name each host once, with all its slots",
@@ -169,6 +173,7 @@ fn parse_line(line: &str) -> Result<Option<Host>, HostProblem> {
         let unknown = || HostProblem::Word { name: host.name().to_owned(), word: word.to_owned() };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;
         match key {
+            "slots" if host.slots.is_some() => return Err(HostProblem::SlotsTwice(host.name().to_owned())),
             "slots" => host.slots = Some(parse_slots(host.name(), value)?),
             // The most that Open MPI may put there; the slots count.
             "max_slots" | "max-slots" => drop(parse_slots(host.name(), value)?),
@@ -263,6 +268,8 @@ mod tests {
             ("# nothing\n", None, "names no host"),
             ("a slots=1\nb slots=x\n", Some(2), "the slots `x`"),
             ("a slots=0\n", Some(1), "gives the host `a` no slot"),
+            ("a slots=1 slots=2\n", Some(1), "its slots twice"),
+            ("a\nb:2 slots=3\n", Some(2), "its slots twice"),
             ("\n\na slots=2\nb slots=2\na slots=1\n", Some(5), "`a` twice: line 3 has it too"),
             ("a slots=2 gpus\n", Some(1), "the word `gpus`"),
             ("a 4\n", Some(1), "the word `4`"),

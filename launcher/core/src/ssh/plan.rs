@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::hosts::Host;
 use super::protocol::{NODE_AGENT, NodeLaunch};
 use crate::shell::quote::for_shell;
+use crate::spec::SignalSpec;
 
 /// A connection whose other end is silent for three of these is lost. Words of `--ssh` come before and count.
 const KEEP_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"];
@@ -33,6 +34,8 @@ pub struct FleetSpec {
     pub rendezvous: FleetRendezvous,
     /// The time for a host to answer.
     pub connect_limit: Duration,
+    /// What the local launcher's signals mean; the launchers of the hosts have the same.
+    pub signals: SignalSpec,
 }
 
 /// A host, with what is for it alone.
@@ -151,6 +154,7 @@ mod tests {
             program: vec!["train.py".to_owned(), "--lr".to_owned()],
             rendezvous: FleetRendezvous { run_id: Some("r".to_owned()), ..FleetRendezvous::default() },
             connect_limit: Duration::from_secs(60),
+            signals: SignalSpec::torchrun(),
         }
     }
 

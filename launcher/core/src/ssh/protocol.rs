@@ -1,8 +1,8 @@
 //! The bytes between the local launcher and the agent of a host. Pure.
 //!
 //! The agent says hello: one line on its standard output. The launcher answers on the agent's standard input by frames: a
-//! length of four bytes, the highest first, and JSON. The first frame is the launch; each further one stops the job. The
-//! end of that input, however it comes, is a stop too.
+//! length of four bytes, the highest first, and JSON. The first frame is the launch; each further one is a signal. The end of
+//! that input, however it comes, is a stop too.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,9 @@ pub struct Hello {
     /// A TCP port that the agent keeps free for the store of the job, if it should have it.
     #[serde(default)]
     pub port: u16,
+    /// The same for agents that see the same processes, network and host name: the host has two names then.
+    #[serde(default)]
+    pub machine: String,
 }
 
 impl Hello {
@@ -56,6 +59,11 @@ pub enum AgentFrame {
     Launch(NodeLaunch),
     /// The launcher was told to stop by the signal of this number.
     Stop {
+        /// The number on Linux.
+        signal: i32,
+    },
+    /// The launcher got the signal of this number for the workers; the job goes on.
+    Forward {
         /// The number on Linux.
         signal: i32,
     },
@@ -129,7 +137,7 @@ mod tests {
 
     #[test]
     fn frames_are_read_back() {
-        for frame in [launch(), AgentFrame::Stop { signal: 15 }] {
+        for frame in [launch(), AgentFrame::Stop { signal: 15 }, AgentFrame::Forward { signal: 10 }] {
             let bytes = frame.encode().unwrap();
             let (header, json) = bytes.split_first_chunk().unwrap();
             assert_eq!(AgentFrame::length_of(*header).unwrap(), json.len());
@@ -148,12 +156,15 @@ mod tests {
 
     #[test]
     fn hello_is_found_behind_lines_of_a_shell() {
-        let hello = Hello { protocol: 1, version: "0.1.0".to_owned(), port: 40_000 };
+        let hello = Hello { protocol: 1, version: "0.1.0".to_owned(), port: 40_000, machine: "m".to_owned() };
         let text = [b"welcome".to_vec(), hello.line()].concat();
         let found: Vec<Hello> = text.split(|byte| *byte == b'\n').filter_map(Hello::parse).collect();
         assert_eq!(found, [hello]);
         let line = b"rankrun-ssh-node {\"protocol\":9,\"version\":\"\\u001b[31m9\",\"more\":1}";
-        assert_eq!(Hello::parse(line).unwrap(), Hello { protocol: 9, version: "9".to_owned(), port: 0 });
+        assert_eq!(
+            Hello::parse(line).unwrap(),
+            Hello { protocol: 9, version: "9".to_owned(), port: 0, machine: String::new() }
+        );
     }
 
     proptest! {

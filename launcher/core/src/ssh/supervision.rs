@@ -4,7 +4,8 @@
 //! 1. No agent is told to launch before all have said hello with this launcher's version.
 //! 2. A host that fails before that ends the job, with an error that names it.
 //! 3. When one node has failed, the others get [`SETTLE_TIME`] to end by themselves, then SIGTERM.
-//! 4. A signal goes to all nodes; the second one too. The third ends the ssh clients.
+//! 4. A signal that stops goes to all nodes; the second one too. The third ends the ssh clients. One for the workers goes to
+//!    all nodes, and nothing else happens.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,10 @@ pub enum FleetInput {
     Hello(usize, Hello),
     /// The ssh client of a node has ended; with the last line that it or the agent wrote to standard error.
     Ended(usize, Exit, String),
-    /// This launcher got a signal.
+    /// This launcher got a signal that stops the job.
     Signal(i32),
+    /// This launcher got a signal for the workers.
+    Forward(i32),
     /// A deadline may be over.
     Time,
 }
@@ -41,6 +44,8 @@ pub enum FleetAction {
     Launch(usize, u16),
     /// Tell an agent to stop by the signal of this number.
     Stop(usize, i32),
+    /// Send an agent the signal of this number for its workers.
+    Forward(usize, i32),
     /// Kill the ssh client of a node; its agent sees the end of its input and stops.
     Kill(usize),
     /// Say this.
@@ -77,6 +82,14 @@ pub enum FleetError {
         theirs: String,
         /// This launcher's version.
         ours: String,
+    },
+    /// Two names lead to one host.
+    #[error("`{first}` and `{second}` are names of one host")]
+    SameHost {
+        /// The name of the lower node rank.
+        first: String,
+        /// The other one.
+        second: String,
     },
     /// Hosts have not answered in time.
     #[error("no answer within {} from {hosts}", humantime::format_duration(*.limit))]
@@ -115,6 +128,7 @@ impl FleetError {
                 format!("it is one file: `ssh {host} mkdir -p {folder} && scp {launcher} {host}:{launcher}`")
             }
             Self::Version { .. } => "install the same version on each host".to_owned(),
+            Self::SameHost { first, .. } => format!("name it once, with all its workers, as in `{first}:2`"),
             Self::Silent { .. } => {
                 "see whether the machines are up; `--join-timeout` is the time for an answer".to_owned()
             }
@@ -125,10 +139,10 @@ impl FleetError {
 }
 
 /// How far a node is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum NodeState {
     Connecting,
-    Greeted { port: u16 },
+    Greeted { port: u16, machine: String },
     Ended,
 }
 
@@ -213,6 +227,7 @@ impl FleetState {
             FleetInput::Hello(node, hello) => self.on_hello(node, hello),
             FleetInput::Ended(node, exit, cause) => self.on_end(now, node, exit, cause),
             FleetInput::Signal(signal) => self.on_signal(signal),
+            FleetInput::Forward(signal) => self.on_forward(signal),
             FleetInput::Time => self.on_time(now),
         }
     }
@@ -227,8 +242,14 @@ impl FleetState {
             let ours = self.version.to_owned();
             return self.refuse(FleetError::Version { host, theirs: hello.version, ours });
         }
-        self.nodes[node] = NodeState::Greeted { port: hello.port };
-        let NodeState::Greeted { port } = self.nodes[0] else { return Vec::new() };
+        let Hello { port, machine, .. } = hello;
+        let is_same = |other: &NodeState| matches!(other, NodeState::Greeted { machine: known, .. } if !machine.is_empty() && *known == machine);
+        if let Some(other) = self.nodes.iter().position(is_same) {
+            let [first, second] = [node.min(other), node.max(other)].map(|node| self.names[node].clone());
+            return self.refuse(FleetError::SameHost { first, second });
+        }
+        self.nodes[node] = NodeState::Greeted { port, machine };
+        let NodeState::Greeted { port, .. } = self.nodes[0] else { return Vec::new() };
         if self.nodes.contains(&NodeState::Connecting) {
             return Vec::new();
         }
@@ -291,6 +312,14 @@ impl FleetState {
                 self.failures.push(code_of_signal(signal));
                 self.for_each_left(FleetAction::Kill)
             }
+        }
+    }
+
+    fn on_forward(&self, signal: i32) -> Vec<FleetAction> {
+        match self.phase {
+            // No worker is there yet.
+            Phase::Connecting { .. } => Vec::new(),
+            _ => self.for_each_left(|node| FleetAction::Forward(node, signal)),
         }
     }
 

@@ -20,9 +20,6 @@ use crate::process::pid_of_nix;
 use rankrun_core::posix::Signal;
 use rankrun_core::ssh::protocol::{AgentFrame, FrameError, Hello, NodeLaunch, PROTOCOL};
 
-/// The signals that a frame may name.
-const STOP_SIGNALS: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
-
 /// Why an agent launches nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -74,13 +71,13 @@ pub struct Lifeline {
 pub fn receive_launch(version: &str) -> Result<(Vec<String>, Lifeline), NodeError> {
     let reserved = reserve_port().ok();
     let port = reserved.as_ref().map_or(0, |(_, port)| *port);
-    let hello = Hello { protocol: PROTOCOL, version: version.to_owned(), port };
+    let hello = Hello { protocol: PROTOCOL, version: version.to_owned(), port, machine: machine() };
     let mut stdout = io::stdout();
     stdout.write_all(&hello.line()).and_then(|()| stdout.flush()).map_err(NodeError::Connection)?;
     let mut frames = detach_stdin().map_err(NodeError::Connection)?;
     let NodeLaunch { directory, environment, words } = match read_frame(&mut frames)? {
         Some(AgentFrame::Launch(launch)) => launch,
-        Some(AgentFrame::Stop { .. }) | None => {
+        Some(AgentFrame::Stop { .. } | AgentFrame::Forward { .. }) | None => {
             return Err(NodeError::Connection(io::ErrorKind::UnexpectedEof.into()));
         }
     };
@@ -99,16 +96,20 @@ impl Lifeline {
     /// # Errors
     /// No thread can be started.
     pub fn watch(self) -> io::Result<()> {
-        thread::Builder::new().name("ssh-lifeline".to_owned()).spawn(move || self.forward_stops())?;
+        thread::Builder::new().name("ssh-lifeline".to_owned()).spawn(move || self.forward_signals())?;
         Ok(())
     }
 
-    fn forward_stops(mut self) {
+    fn forward_signals(mut self) {
         let mut is_stopping = false;
         while let Ok(Some(frame)) = read_frame(&mut self.frames) {
-            let AgentFrame::Stop { signal } = frame else { break };
-            if let Some(signal) = STOP_SIGNALS.into_iter().find(|known| *known as i32 == signal) {
-                is_stopping = true;
+            let (signal, stops) = match frame {
+                AgentFrame::Stop { signal } => (signal, true),
+                AgentFrame::Forward { signal } => (signal, false),
+                AgentFrame::Launch(_) => break,
+            };
+            if let Some(signal) = Signal::ALL.into_iter().find(|known| *known as i32 == signal) {
+                is_stopping |= stops;
                 let _ = kill(pid_of_nix(getpid()), signal);
             }
         }
@@ -157,6 +158,21 @@ fn bind_unused(address: SocketAddr) -> nix::Result<(OwnedFd, u16)> {
     let v6 = bound.as_sockaddr_in6().map(nix::sys::socket::SockaddrIn6::port);
     let port = v6.or(bound.as_sockaddr_in().map(nix::sys::socket::SockaddrIn::port));
     Ok((reserved, port.ok_or(Errno::EADDRNOTAVAIL)?))
+}
+
+/// What tells this host from others; nothing where the kernel does not say it. Containers of one machine have namespaces of
+/// their own.
+fn machine() -> String {
+    let namespace = |name: &&str| std::fs::read_link(format!("/proc/self/ns/{name}"));
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let namespaces: io::Result<Vec<_>> = ["net", "pid", "uts"].iter().map(namespace).collect();
+    match (boot, namespaces) {
+        (Ok(boot), Ok(namespaces)) => {
+            let namespaces = namespaces.iter().map(|link| link.to_string_lossy());
+            std::iter::once(boot.trim().into()).chain(namespaces).collect::<Vec<_>>().join(" ")
+        }
+        _ => String::new(),
+    }
 }
 
 /// Whether the system takes it.

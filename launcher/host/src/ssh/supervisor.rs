@@ -16,7 +16,7 @@ use crate::error::LaunchError;
 use crate::process::inherited;
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use rankrun_core::exit_code::{ExitStatus, code_of_signal};
-use rankrun_core::spec::{CliFlavor, SignalSpec};
+use rankrun_core::spec::CliFlavor;
 use rankrun_core::ssh::node_lines::NodeLines;
 use rankrun_core::ssh::plan::{FleetSpec, parse_ssh_hostname};
 use rankrun_core::ssh::protocol::AgentFrame;
@@ -46,14 +46,14 @@ pub fn run(
         source,
     })?;
     // After the start: a client would inherit the blocked signals.
-    let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun);
+    let handled = HandledSignals::of(&spec.signals, CliFlavor::Rankrun);
     block(&handled).map_err(setup("handle signals"))?;
     let inbox = SignalInbox::open(&handled).map_err(setup("handle signals"))?;
     let outputs = Outputs::of_process().map_err(setup("open the console"))?;
     let names = (0..spec.nodes.len()).map(|node| spec.name(node).to_owned()).collect();
     let state = FleetState::new(names, (spec.launcher.clone(), version), (begin, spec.connect_limit));
     let address = first_address(spec);
-    let supervisor = Supervisor { spec, state, clients, inbox, outputs, address, render };
+    let supervisor = Supervisor { spec, state, clients, handled, inbox, outputs, address, render };
     supervisor.run().map_err(setup("wait for the ssh clients"))
 }
 
@@ -61,6 +61,7 @@ struct Supervisor<'a> {
     spec: &'a FleetSpec,
     state: FleetState,
     clients: Vec<SshClient>,
+    handled: HandledSignals,
     inbox: SignalInbox,
     outputs: Outputs,
     /// Where the nodes meet.
@@ -91,13 +92,15 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Hands all signals of this process on; the last one.
+    /// Hands all signals of this process on; the last one that stops the job.
     fn take_signals(&mut self) -> io::Result<Option<i32>> {
         let mut last = None;
         while let Some(signal) = self.inbox.next()? {
-            if signal != libc::SIGCHLD && signal != libc::SIGWINCH {
+            if self.handled.is_stop_signal(signal) {
                 last = Some(signal);
                 self.handle(FleetInput::Signal(signal));
+            } else if self.handled.contains(signal) {
+                self.handle(FleetInput::Forward(signal));
             }
         }
         Ok(last)
@@ -120,10 +123,8 @@ impl Supervisor<'_> {
         for action in self.state.handle(Instant::now(), input) {
             match action {
                 FleetAction::Launch(node, port) => self.launch(node, port),
-                FleetAction::Stop(node, signal) => {
-                    let frame = AgentFrame::Stop { signal }.encode().unwrap_or_default();
-                    self.clients[node].send(&frame);
-                }
+                FleetAction::Stop(node, signal) => self.send(node, &AgentFrame::Stop { signal }),
+                FleetAction::Forward(node, signal) => self.send(node, &AgentFrame::Forward { signal }),
                 FleetAction::Kill(node) => self.clients[node].kill(),
                 FleetAction::Report(error) => {
                     let text = (self.render)(&error);
@@ -131,6 +132,11 @@ impl Supervisor<'_> {
                 }
             }
         }
+    }
+
+    fn send(&mut self, node: usize, signal: &AgentFrame) {
+        // Such a frame is short.
+        self.clients[node].send(&signal.encode().unwrap_or_default());
     }
 
     fn launch(&mut self, node: usize, port: u16) {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cli::{Command, interpret};
 use rankrun_core::facts::fake::FakeWorld;
+use rankrun_core::posix::Signal;
 
 fn world() -> FakeWorld {
     FakeWorld::default().file("/job/x.py", b"impo").link("/proc/self/exe", "/opt/rankrun")
@@ -54,6 +55,31 @@ fn excluded_hosts_take_no_part() {
     assert_eq!((hosts, words(&fleet)), (vec!["c"], vec!["-- x.py".to_owned()]));
     let refused = answer(world(), "rankrun|--hosts|a,b|--exclude-node|b,a|x.py", &[]).unwrap_err();
     assert!(refused.to_string().contains("`--exclude-node` excludes every host"), "{refused}");
+}
+
+#[test]
+fn task_of_step_starts_no_hosts() {
+    let step = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_STEP_NODELIST", "a,b"),
+        ("SLURM_STEP_NUM_NODES", "2"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+    ];
+    let refused = answer(world(), "rankrun|--hosts|a,b|x.py", &step).unwrap_err().to_string();
+    let expected = "`--hosts` is given, and `SLURM_STEP_NUM_TASKS` says that this is one of 2 tasks";
+    assert!(refused.contains(expected), "{refused}");
+    // The batch script runs once.
+    assert_eq!(fleet("rankrun|--hosts|a,b|x.py", &[("SLURM_JOB_ID", "7")]).nodes.len(), 2);
+}
+
+#[test]
+fn signals_are_those_of_one_host() {
+    let forward = |line| fleet(line, &[]).signals.forward;
+    assert_eq!(forward("rankrun|--hosts|a,b|x.py"), [Signal::SIGUSR1, Signal::SIGUSR2]);
+    assert_eq!(forward("rankrun|--hosts|a,b|--signals-to-handle|SIGTERM,SIGUSR1|x.py"), [Signal::SIGUSR2]);
 }
 
 #[test]

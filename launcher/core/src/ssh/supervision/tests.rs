@@ -33,7 +33,9 @@ impl Job {
 
     fn hello(&mut self, node: usize, version: &str) -> Vec<FleetAction> {
         let port = 4000 + u16::try_from(node).unwrap();
-        self.at(0, FleetInput::Hello(node, Hello { protocol: PROTOCOL, version: version.to_owned(), port }))
+        let machine = self.state.names[node].trim_start_matches("alias-of-").to_owned();
+        let hello = Hello { protocol: PROTOCOL, version: version.to_owned(), port, machine };
+        self.at(0, FleetInput::Hello(node, hello))
     }
 
     fn end(&mut self, node: usize, code: i32) -> Vec<FleetAction> {
@@ -62,6 +64,33 @@ fn agents_launch_when_all_have_answered() {
     assert_eq!(job.state.deadline(), None);
     assert_eq!((job.end(0, 0), job.state.status()), (vec![], None));
     assert_eq!((job.end(1, 0), job.state.status()), (vec![], Some(ExitStatus::SUCCESS)));
+}
+
+#[test]
+fn host_with_two_names_is_refused_with_both() {
+    for names in [["a", "alias-of-a"], ["alias-of-a", "a"]] {
+        let mut job = Job::new(&names);
+        job.hello(1, VERSION);
+        let said = reported(&job.hello(0, VERSION));
+        assert!(
+            said.starts_with(&format!("`{}` and `{}` are names of one host", names[0], names[1])),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn signal_for_workers_reaches_all_nodes_and_stops_nothing() {
+    let mut job = Job::new(&["a", "b"]);
+    assert_eq!(job.at(0, FleetInput::Forward(10)), [], "no worker is there");
+    job.hello(0, VERSION);
+    job.hello(1, VERSION);
+    let forward = |node| FleetAction::Forward(node, 10);
+    assert_eq!(job.at(1, FleetInput::Forward(10)), [forward(0), forward(1)]);
+    job.end(0, 0);
+    assert_eq!(job.at(1, FleetInput::Forward(10)), [forward(1)]);
+    job.end(1, 0);
+    assert_eq!(job.state.status(), Some(ExitStatus::SUCCESS));
 }
 
 #[test]
