@@ -145,6 +145,37 @@ fn lost_card_is_in_the_row() {
 }
 
 #[test]
+fn card_that_is_gone_is_in_the_row() {
+    if !is_rankrun() {
+        return;
+    }
+    let failing = Failing::start(&Machine::gpus(2));
+    failing.job.wait_for_line(ARE_READ);
+    let (outcome, _) = failing.finish_on(&Machine::gpus(1));
+    let row = row(&outcome).expect("the card is gone");
+    assert!(row.starts_with("does not answer: Not Found (serial "), "{row}");
+}
+
+/// As where the driver unloads with the last process that uses it. NVML's codes: 9 for a driver that is not loaded, 10
+/// for a timeout, 999 for an unknown error.
+#[test]
+fn driver_that_fails_the_second_time_is_not_a_row() {
+    if !is_rankrun() {
+        return;
+    }
+    for (function, code) in
+        [("nvmlInit_v2", 9), ("nvmlDeviceGetHandleByUUID", 10), ("nvmlDeviceGetHandleByUUID", 999)]
+    {
+        let machine = Machine::gpus(2);
+        let failing = Failing::start(&machine);
+        failing.job.wait_for_line(ARE_READ);
+        let (outcome, device) = failing.finish_on(&machine.with_fault(function, Fault::Error(code)));
+        assert_eq!(row(&outcome), None, "{function} {code}: {outcome}");
+        assert!(device["counters"]["after"].get("lost").is_none(), "{device}");
+    }
+}
+
+#[test]
 fn hanging_driver_delays_report_by_its_limit() {
     if !is_rankrun() {
         return;
@@ -155,8 +186,10 @@ fn hanging_driver_delays_report_by_its_limit() {
     let begin = Instant::now();
     let hung = machine.clone().with_fault("nvmlDeviceGetTotalEccErrors", Fault::Hang);
     let (outcome, device) = failing.finish_on(&hung);
-    assert_eq!(row(&outcome).as_deref(), Some("not read after the failure: NVML: no answer within 1.4 s"));
+    // A good card's driver may be slow to load again: that is data, and no row.
+    assert_eq!(row(&outcome), None, "{outcome}");
     assert_eq!(device["counters"]["problem"], "NVML: no answer within 1.4 s");
+    outcome.expect_stderr("error counters of the device are not read after the failure: NVML: no answer");
     // The rest is the stop of the other worker, on a machine with much to do.
     assert!(begin.elapsed() < Duration::from_secs(12), "{:?}\n{outcome}", begin.elapsed());
 }

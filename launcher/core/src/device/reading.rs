@@ -91,7 +91,17 @@ pub struct DeviceCounters {
     /// At the start of the job.
     pub before: DeviceReading,
     /// After the failure, or why it could not be read.
-    pub after: Result<DeviceReading, String>,
+    pub after: Result<DeviceReading, ReadingProblem>,
+}
+
+/// Why a device could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadingProblem {
+    /// The source and its trouble, in words.
+    pub why: String,
+    /// SIGKILL does not end the probe: it is stuck in the driver. Other problems happen with good cards too. Without
+    /// persistence mode the driver unloads with the last process, and is slow at the next.
+    pub is_stuck: bool,
 }
 
 impl DeviceCounters {
@@ -209,7 +219,8 @@ mod tests {
         );
         let lost = DeviceReading { lost: Some("GPU is lost".to_owned()), ..DeviceReading::default() };
         assert_eq!(counters(known.clone(), lost).changes(), ["does not answer: GPU is lost"]);
-        let hung = DeviceCounters { after: Err("no answer".to_owned()), ..counters(known.clone(), known) };
+        let problem = ReadingProblem { why: "no answer".to_owned(), is_stuck: true };
+        let hung = DeviceCounters { after: Err(problem), ..counters(known.clone(), known) };
         assert_eq!(hung.changes(), [""; 0]);
     }
 

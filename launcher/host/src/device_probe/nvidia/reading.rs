@@ -86,16 +86,7 @@ impl CounterQuery {
 fn read_device(nvml: &Nvml, uuid: &str) -> DeviceReading {
     let device = match nvml.device_by_uuid(uuid) {
         Ok(device) => device,
-        Err(error) if error_text::is_absence(&error) => {
-            let absent = vec![format!("the device: {}", error_text::error_message(&error))];
-            return DeviceReading { absent, ..DeviceReading::default() };
-        }
-        Err(error) => {
-            return DeviceReading {
-                lost: Some(error_text::error_message(&error)),
-                ..DeviceReading::default()
-            };
-        }
+        Err(error) => return reading_without_handle(&error),
     };
     let mut query = CounterQuery::default();
     let ecc = |error| device.total_ecc_errors(error, EccCounter::Volatile);
@@ -113,6 +104,15 @@ fn read_device(nvml: &Nvml, uuid: &str) -> DeviceReading {
         Condition::Lost { why } => Some(why),
     };
     DeviceReading { lost, absent: query.absent, ..reading }
+}
+
+/// The reading of a card of which NVML gives no handle. The card was listed before: now it is gone, or NVML cannot tell.
+fn reading_without_handle(error: &NvmlError) -> DeviceReading {
+    let why = error_text::error_message(error);
+    if error_text::is_loss(error) || matches!(error, NvmlError::NotFound) {
+        return DeviceReading { lost: Some(why), ..DeviceReading::default() };
+    }
+    DeviceReading { absent: vec![format!("the device: {why}")], ..DeviceReading::default() }
 }
 
 /// The sum over the links that are active; `None` for a card without such a link.
@@ -215,6 +215,22 @@ mod tests {
         let reading = with_xids(DeviceReading::default(), card("0000:1b:00.0"), log.as_ref());
         assert_eq!(reading.xids, None);
         assert!(reading.absent[0].starts_with("Xid errors: `/dev/kmsg`: No such file"), "{reading:?}");
+    }
+
+    /// Without persistence mode the driver loads again for the second reading, and may fail at that.
+    #[test]
+    fn card_without_handle_is_lost_only_by_words_that_say_so() {
+        for error in [NvmlError::GpuLost, NvmlError::NotFound] {
+            let reading = reading_without_handle(&error);
+            assert_eq!(reading.lost, Some(error_text::error_message(&error)));
+        }
+        let errors =
+            [NvmlError::Unknown, NvmlError::Timeout, NvmlError::NoPermission, NvmlError::DriverNotLoaded];
+        for error in errors {
+            let reading = reading_without_handle(&error);
+            assert_eq!(reading.lost, None);
+            assert_eq!(reading.absent, [format!("the device: {}", error_text::error_message(&error))]);
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use rankrun_core::posix::Pid;
 
 use crate::device_probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
 use crate::process::signal::{SignalInbox, raise_with_default_action};
-use rankrun_core::device::reading::DeviceReading;
+use rankrun_core::device::reading::{DeviceReading, ReadingProblem};
 use rankrun_core::device::{CudaOrder, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use rankrun_core::exit_code::{USAGE, code_of_signal};
 use rankrun_core::posix::Exit;
@@ -179,13 +179,17 @@ impl Probes {
     /// The answer of [`Probe::Readings`], if it was the only probe.
     ///
     /// # Errors
-    /// The reason why there is no answer, in words.
-    pub(crate) fn into_readings(self) -> Result<Vec<DeviceReading>, String> {
+    /// The reason why there is no answer.
+    pub(crate) fn into_readings(self) -> Result<Vec<DeviceReading>, ReadingProblem> {
+        let problem = |why| ReadingProblem { why, is_stuck: false };
         match self.into_answers().next() {
-            Some((_, Ok(Answer::Readings(readings)))) => readings,
-            Some((probe, Err(failed))) => Err(format!("{}: {failed}", source(&probe))),
+            Some((_, Ok(Answer::Readings(readings)))) => readings.map_err(problem),
+            Some((probe, Err(failed))) => Err(ReadingProblem {
+                why: format!("{}: {failed}", source(&probe)),
+                is_stuck: matches!(failed, ProbeFailed::Unkillable { .. }),
+            }),
             Some((_, Ok(Answer::Machine(_) | Answer::CudaOrder(_)))) | None => {
-                Err(ProbeFailed::unreadable_answer("another question").to_string())
+                Err(problem(ProbeFailed::unreadable_answer("another question").to_string()))
             }
         }
     }

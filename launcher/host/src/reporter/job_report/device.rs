@@ -78,7 +78,7 @@ fn counters_record(counters: &DeviceCounters) -> CountersRecord {
     CountersRecord {
         before: reading_record(&counters.before),
         after: counters.after.as_ref().ok().map(reading_record),
-        problem: counters.after.as_ref().err().cloned(),
+        problem: counters.after.as_ref().err().map(|problem| problem.why.clone()),
         xids: some(counters.new_xids().into_iter().map(xid).collect()),
     }
 }
