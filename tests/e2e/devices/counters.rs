@@ -54,6 +54,12 @@ fn row(outcome: &Outcome) -> Option<String> {
         .map(|row| row.trim_start()["counters".len()..].trim().to_owned())
 }
 
+/// A link of a reading.
+fn link(number: u32, replay: u64, recovery: u64) -> Value {
+    let errors = json!({"crc_flit": 0, "crc_data": 0, "replay": replay, "recovery": recovery});
+    json!({"link": number, "errors": errors})
+}
+
 #[test]
 fn changed_counters_are_one_row_and_both_readings_are_data() {
     if !is_rankrun() {
@@ -64,7 +70,7 @@ fn changed_counters_are_one_row_and_both_readings_are_data() {
     failing.job.wait_for_line(ARE_READ);
     let mut worn = machine.clone();
     let card = worn.card(1);
-    (card.ecc, card.nvlink_errors, card.remapped) = (Some(2), [0, 0, 3, 1], Some(1));
+    (card.ecc, card.nvlink_errors, card.remapped) = (Some(2), vec![(0, [0, 0, 3, 1])], Some(1));
     let (outcome, device) = failing.finish_on(&worn);
     let expected = format!(
         "ECC uncorrected 0 → 2, remapped rows 0 → 1, 3 NVLink replay errors, 1 NVLink recovery error (serial 1650000000001, \
@@ -73,16 +79,47 @@ fn changed_counters_are_one_row_and_both_readings_are_data() {
     );
     assert_eq!(row(&outcome), Some(expected), "{outcome}");
     assert_eq!(device["serial"], "1650000000001");
-    let nvlink =
-        |replay, recovery| json!({"crc_flit": 0, "crc_data": 0, "replay": replay, "recovery": recovery});
-    let reading = |ecc, rows, nvlink| {
+    let reading = |ecc, rows, first_link| {
         json!({
             "ecc_uncorrected": ecc, "ecc_corrected": 0, "remapped_rows": rows, "remap_pending": false,
-            "remap_failed": false, "nvlink": nvlink, "power_watts": 120.0,
+            "remap_failed": false, "nvlinks": [first_link, link(1, 0, 0)], "power_watts": 120.0,
         })
     };
-    assert_eq!(device["counters"]["before"], reading(0, 0, nvlink(0, 0)));
-    assert_eq!(device["counters"]["after"], reading(2, 1, nvlink(3, 1)));
+    assert_eq!(device["counters"]["before"], reading(0, 0, link(0, 0, 0)));
+    assert_eq!(device["counters"]["after"], reading(2, 1, link(0, 3, 1)));
+}
+
+/// A driver that counts all links together has fewer errors afterwards.
+#[test]
+fn nvlink_that_goes_down_is_in_the_row_and_takes_no_errors_along() {
+    if !is_rankrun() {
+        return;
+    }
+    let mut machine = Machine::linked_pair();
+    machine.card(1).nvlink_errors = vec![(0, [0, 0, 7, 0]), (1, [0, 0, 1, 0])];
+    let of_all = machine.clone().with_fault("nvmlDeviceGetNvLinkErrorCounter", Fault::Error(3));
+    for (machine, new_errors) in [(machine, ", 2 NVLink replay errors"), (of_all, "")] {
+        let failing = Failing::start(&machine);
+        failing.job.wait_for_line(ARE_READ);
+        let mut worn = machine.clone();
+        let card = worn.card(1);
+        (card.nvlinks_down, card.nvlink_errors[1]) = (vec![0], (1, [0, 0, 3, 0]));
+        let (outcome, device) = failing.finish_on(&worn);
+        let row = row(&outcome).expect("a link is down");
+        assert!(row.starts_with(&format!("NVLink 0 is down{new_errors} (serial ")), "{row}");
+        let Value::Object(mut counters) = device["counters"].clone() else { panic!("{device}") };
+        assert_eq!(counters["nvlinks_down"], json!([0]));
+        let mut read = |when: &str| counters[when].as_object_mut().expect("it was read").clone();
+        let (before, after) = (read("before"), read("after"));
+        if new_errors.is_empty() {
+            assert_eq!(before["nvlinks"], json!([{"link": 0}, {"link": 1}]));
+            let replays = [&before, &after].map(|reading| reading["nvlink_total"]["replay"].clone());
+            assert_eq!(replays, [8, 3]);
+        } else {
+            assert_eq!(before["nvlinks"], json!([link(0, 7, 0), link(1, 1, 0)]));
+            assert_eq!(after["nvlinks"], json!([link(1, 3, 0)]));
+        }
+    }
 }
 
 #[test]
@@ -116,7 +153,7 @@ fn missing_functions_are_listed_once_with_verbose_alone() {
     let failing = Failing::start(&machine);
     failing.job.wait_for_line(ARE_READ);
     let mut worn = machine.clone();
-    worn.card(1).nvlink_errors = [5, 0, 0, 0];
+    worn.card(1).nvlink_errors = vec![(1, [5, 0, 0, 0])];
     let (outcome, device) = failing.finish_on(&worn);
     let listed = outcome.lines_with(ARE_READ);
     assert!(
