@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use harness::{Fault, Gate, Job, Launch, Lost, Machine, Outcome, Scratch, is_rankrun};
+use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, is_rankrun};
 use serde_json::{Value, json};
 
 use super::launch_from_line;
 use crate::control::Runtime;
 use crate::report::read_report;
+use crate::stacks::{Workers, stop};
 
 /// The line of `-v` after which the machine may change.
 const ARE_READ: &str = "error counters of the devices are read";
@@ -267,7 +268,8 @@ fn mig_devices_and_torchrun_have_no_counters() {
 fn stacks_show_power_of_devices() {
     let Some(runtime) = Runtime::new() else { return };
     let launch = launch_from_line("rankrun --nproc-per-node 2").env("XDG_RUNTIME_DIR", runtime.path());
-    let mut machine = Machine::gpus(2);
+    // The error counters are not asked for: they take time.
+    let mut machine = Machine::gpus(2).with_fault("nvmlDeviceGetTotalEccErrors", Fault::Hang);
     machine.card(1).power = Some(390_400);
     let job = launch.worker(["alive", "forever"]).on(&machine).start();
     job.wait_for_lines("alive rank=", 2);
@@ -277,4 +279,32 @@ fn stacks_show_power_of_devices() {
     runtime.ask(&["stacks", &runtime.job_id()]).expect_exit_code(0).expect_stdout(", device 120-390 W");
     let one = runtime.ask(&["stacks", &runtime.job_id(), "--rank", "1"]);
     one.expect_exit_code(0).expect_stdout("  its device draws 390 W");
+}
+
+/// A worker without a Python stack has the power beside it, and waits for its limit.
+#[test]
+fn stacks_wait_for_power_only_without_python() {
+    let Some(workers) = Workers::new() else { return };
+    let limit = Duration::from_secs(1);
+    let machine = Machine::gpus(2).with_fault("nvmlDeviceGetPowerUsage", Fault::Hang);
+    let launch = || workers.launch(Name::Rankrun, 2).on(&machine);
+    let time_of_stacks = || {
+        let begin = Instant::now();
+        workers.stacks();
+        begin.elapsed()
+    };
+    let job = workers.start_launch(launch(), &["sleeps", "waits"]);
+    // On a busy machine one answer may be slow.
+    let times: Vec<Duration> = std::iter::repeat_with(time_of_stacks).take(10).collect();
+    assert!(times.iter().any(|time| *time < limit), "{times:?}");
+    stop(job);
+
+    let job = launch().worker(["alive", "forever"]).start();
+    job.wait_for_lines("alive rank=", 2);
+    job.wait_until("the job has a socket", || {
+        workers.runtime.ask(&["status", &job.pid().to_string()]).status.code() == Some(0)
+    });
+    let time = time_of_stacks();
+    assert!(time >= limit, "{time:?}");
+    stop(job);
 }

@@ -19,7 +19,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::device_probe::nvidia::identity::{CardQuery, sanitize_name};
 use crate::device_probe::nvidia::links::MOST_LINKS;
-use crate::device_probe::nvidia::{LIBRARIES, SOURCE, error_text, open_nvml, probe_problem, raw};
+use crate::device_probe::nvidia::{error_text, open_library, raw};
 use rankrun_core::device::reading::{DeviceReading, LinkState, NvlinkErrors, NvlinkReading, ReadingTarget};
 use rankrun_core::device::xid::{Xid, parse_xid};
 use rankrun_core::device::{Condition, PciAddress};
@@ -46,7 +46,7 @@ const TOTALS: [u32; 4] = [
 /// # Errors
 /// The reason why the library gives none, in words.
 pub(crate) fn read_devices(targets: &[ReadingTarget]) -> Result<Vec<DeviceReading>, String> {
-    let nvml = open_nvml(&LIBRARIES).map_err(|what| probe_problem(SOURCE.to_owned(), what).to_string())?;
+    let nvml = open_library()?;
     let log = if targets.iter().any(|target| target.pci.is_some()) {
         read_kernel_log(KERNEL_LOG)
     } else {
