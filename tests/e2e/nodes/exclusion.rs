@@ -31,6 +31,10 @@ fn node_that_fails_too_often_leaves_and_the_others_go_on() {
     gate.open(2);
     for outcome in jobs.into_iter().map(Job::wait) {
         outcome.expect_exit_code(0).expect_stdout("finished");
+        // Both rounds ended by its failure, the second too, after which it left.
+        let failures = outcome.lines_with("failed: exit code 7");
+        assert!(failures.len() == 2 && failures.iter().all(|line| line.contains("(th3, ")), "{outcome}");
+        outcome.expect_absent("wants to take part").expect_absent("is lost");
     }
     fleet.is_empty();
 }

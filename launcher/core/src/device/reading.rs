@@ -2,10 +2,14 @@
 //!
 //! Sources: *NVML API Reference*, "Device Queries" and "NvLink Methods"; NVIDIA's *XID Errors*.
 
+mod nvlink;
+
 use serde::{Deserialize, Serialize};
 
 use super::xid::Xid;
 use super::{Accelerator, DeviceType, Part, PciAddress};
+
+pub use nvlink::{LinkState, NvlinkErrors, NvlinkReading};
 
 /// A device whose counters are read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +43,8 @@ pub struct DeviceReading {
     pub uncorrected_ecc: Option<u64>,
     /// Remapped rows of its memory.
     pub rows: Option<RemappedRows>,
-    /// Errors of all its `NVLink`s together.
-    pub nvlink: Option<NvlinkErrors>,
+    /// Its `NVLink`s; without any for a card that has none.
+    pub nvlinks: NvlinkReading,
     /// Its Xid errors in the kernel log, the oldest first.
     pub xids: Option<Vec<Xid>>,
     /// Why it does not answer, in the library's words.
@@ -70,19 +74,6 @@ pub struct RemappedRows {
     pub has_failed: bool,
 }
 
-/// Errors of `NVLink`s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct NvlinkErrors {
-    /// Checksum errors in flow control.
-    pub crc_flit: u64,
-    /// Checksum errors in data.
-    pub crc_data: u64,
-    /// Packets that were sent again.
-    pub replay: u64,
-    /// Links that were trained again.
-    pub recovery: u64,
-}
-
 /// The readings of the device of a failed worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceCounters {
@@ -91,7 +82,17 @@ pub struct DeviceCounters {
     /// At the start of the job.
     pub before: DeviceReading,
     /// After the failure, or why it could not be read.
-    pub after: Result<DeviceReading, String>,
+    pub after: Result<DeviceReading, ReadingProblem>,
+}
+
+/// Why a device could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadingProblem {
+    /// The source and its trouble, in words.
+    pub why: String,
+    /// SIGKILL does not end the probe: it is stuck in the driver. Other problems happen with good cards too. Without
+    /// persistence mode the driver unloads with the last process, and is slow at the next.
+    pub is_stuck: bool,
 }
 
 impl DeviceCounters {
@@ -119,10 +120,15 @@ impl DeviceCounters {
         if has_begun(|rows| rows.has_failed) {
             changes.push("a bad row could not be remapped".to_owned());
         }
-        changes
-            .extend(before.nvlink.zip(after.nvlink).into_iter().flat_map(|(one, other)| one.changes(other)));
+        changes.extend(before.nvlinks.changes(&after.nvlinks));
         changes.extend(self.new_xids().iter().map(|xid| xid.to_string()));
         changes
+    }
+
+    /// The numbers of the `NVLink`s that were up at the first reading and are down.
+    #[must_use]
+    pub fn nvlinks_down(&self) -> Vec<u32> {
+        self.after.as_ref().map_or_else(|_| Vec::new(), |after| self.before.nvlinks.down_in(&after.nvlinks))
     }
 
     /// The Xid errors since the first reading. The kernel numbers the lines of its log.
@@ -132,21 +138,6 @@ impl DeviceCounters {
         let Some((before, after)) = self.before.xids.as_ref().zip(after) else { return Vec::new() };
         let last = before.iter().map(|xid| xid.sequence).max();
         after.iter().filter(|xid| Some(xid.sequence) > last).collect()
-    }
-}
-
-impl NvlinkErrors {
-    fn changes(self, later: Self) -> impl Iterator<Item = String> {
-        let kinds = [
-            ("flow control CRC", self.crc_flit, later.crc_flit),
-            ("data CRC", self.crc_data, later.crc_data),
-            ("replay", self.replay, later.replay),
-            ("recovery", self.recovery, later.recovery),
-        ];
-        kinds.into_iter().filter(|(_, before, after)| before < after).map(|(kind, before, after)| {
-            let count = after - before;
-            format!("{count} NVLink {kind} {}", if count == 1 { "error" } else { "errors" })
-        })
     }
 }
 
@@ -163,13 +154,18 @@ mod tests {
         Xid { sequence, code, text: String::new() }
     }
 
+    /// One link with these errors.
+    fn links(errors: NvlinkErrors) -> NvlinkReading {
+        NvlinkReading { links: [(0, LinkState::Up(Some(errors)))].into(), total: None }
+    }
+
     #[test]
     fn counters_that_grow_are_changes() {
         let before = DeviceReading {
             corrected_ecc: Some(4),
             uncorrected_ecc: Some(0),
             rows: Some(RemappedRows::default()),
-            nvlink: Some(NvlinkErrors { replay: 7, ..NvlinkErrors::default() }),
+            nvlinks: links(NvlinkErrors { replay: 7, ..NvlinkErrors::default() }),
             xids: Some(vec![xid(5, 13)]),
             ..DeviceReading::default()
         };
@@ -177,7 +173,7 @@ mod tests {
         let after = DeviceReading {
             uncorrected_ecc: Some(2),
             rows: Some(RemappedRows { rows: 1, is_pending: true, has_failed: true }),
-            nvlink: Some(NvlinkErrors { crc_data: 1, replay: 10, ..NvlinkErrors::default() }),
+            nvlinks: links(NvlinkErrors { crc_data: 1, replay: 10, ..NvlinkErrors::default() }),
             xids: Some(vec![xid(5, 13), xid(9, 79)]),
             ..before.clone()
         };
@@ -209,7 +205,8 @@ mod tests {
         );
         let lost = DeviceReading { lost: Some("GPU is lost".to_owned()), ..DeviceReading::default() };
         assert_eq!(counters(known.clone(), lost).changes(), ["does not answer: GPU is lost"]);
-        let hung = DeviceCounters { after: Err("no answer".to_owned()), ..counters(known.clone(), known) };
+        let problem = ReadingProblem { why: "no answer".to_owned(), is_stuck: true };
+        let hung = DeviceCounters { after: Err(problem), ..counters(known.clone(), known) };
         assert_eq!(hung.changes(), [""; 0]);
     }
 

@@ -71,6 +71,19 @@ impl From<FailureNote> for MembershipChange {
 }
 
 impl MembershipChange {
+    /// The change of a member that is in the round no more. `why` is the reason that it gave, empty if it gave none;
+    /// `failure` is the first failure of the round. That one counts on every node, whichever a node reads first: with
+    /// `--exclude-node-after` a node reports its failure and leaves. A failure elsewhere that lost a peer is a consequence.
+    #[must_use]
+    pub fn of_gone_member(node: NodeName, why: String, failure: Option<FailureNote>) -> Self {
+        let is_cause = |note: &FailureNote| note.lost_peer().is_none() || note.node().rank == node.rank;
+        match failure.filter(is_cause) {
+            Some(note) => note.into(),
+            None if why.is_empty() => Self::Lost(LostNode { node, role: LossRole::EndsRound }),
+            None => Self::Left { node, why },
+        }
+    }
+
     /// The first failure of the round that this change tells of; `None` if no node has reported one.
     #[must_use]
     pub fn reported_failure(&self) -> Option<FailureNote> {
@@ -94,11 +107,14 @@ mod tests {
     use rankrun_contract::rank::{LocalRank, NodeRank, Rank};
 
     use super::*;
+    use crate::rendezvous::PeerLoss;
 
-    #[test]
-    fn note_of_failure_or_lost_node_survives_as_change() {
-        let node = || NodeName::of_rank(NodeRank(1));
-        let worker = WorkerFailure {
+    fn node() -> NodeName {
+        NodeName::of_rank(NodeRank(1))
+    }
+
+    fn worker() -> WorkerFailure {
+        WorkerFailure {
             node: node(),
             rank: Rank(9),
             local_rank: LocalRank(1),
@@ -107,8 +123,35 @@ mod tests {
             message: None,
             last_lines: Vec::new(),
             lost_peer: None,
+        }
+    }
+
+    #[test]
+    fn failure_of_round_precedes_leave_of_its_node() {
+        let gone = |node, why: &str, failure: Option<&WorkerFailure>| {
+            let failure = failure.cloned().map(FailureNote::Worker);
+            MembershipChange::of_gone_member(node, why.to_owned(), failure)
         };
-        for note in [FailureNote::Worker(worker), FailureNote::NodeLost { node: node() }] {
+        let failed = MembershipChange::Failed(worker());
+        assert_eq!(gone(node(), "it failed too often", Some(&worker())), failed);
+        assert_eq!(gone(node(), "", Some(&worker())), failed);
+        let left = MembershipChange::Left { node: node(), why: "SIGTERM".to_owned() };
+        assert_eq!(gone(node(), "SIGTERM", None), left);
+        let lost = |node| MembershipChange::Lost(LostNode { node, role: LossRole::EndsRound });
+        assert_eq!(gone(node(), "", None), lost(node()));
+
+        let connection = WorkerFailure { lost_peer: Some(PeerLoss::Unnamed), ..worker() };
+        assert_eq!(
+            gone(node(), "it failed too often", Some(&connection)),
+            MembershipChange::Failed(connection.clone())
+        );
+        let other = NodeName::of_rank(NodeRank(2));
+        assert_eq!(gone(other.clone(), "", Some(&connection)), lost(other), "the loss is the cause");
+    }
+
+    #[test]
+    fn note_of_failure_or_lost_node_survives_as_change() {
+        for note in [FailureNote::Worker(worker()), FailureNote::NodeLost { node: node() }] {
             assert_eq!(MembershipChange::from(note.clone()).reported_failure(), Some(note));
         }
         let left = FailureNote::NodeLeft { node: node(), why: "SIGTERM".to_owned() };

@@ -10,7 +10,7 @@ use crate::agent::Agent;
 use crate::device_probe::Probe;
 use crate::process::probe::Probes;
 use rankrun_core::agent::message::JobOutcome;
-use rankrun_core::device::reading::{DeviceCounters, DeviceReading, ReadingTarget};
+use rankrun_core::device::reading::{DeviceCounters, DeviceReading, ReadingProblem, ReadingTarget};
 use rankrun_core::posix::{Exit, Pid};
 use rankrun_core::spec::{CliFlavor, LaunchSpec};
 
@@ -82,12 +82,19 @@ impl DeviceReadings {
                     tell_of_readings(&readings);
                     *self = Self::Started(targets.into_iter().zip(readings).collect());
                 }
-                Err(why) => tracing::info!("the error counters of the devices are not read: {why}"),
+                Err(ReadingProblem { why, .. }) => {
+                    tracing::info!("the error counters of the devices are not read: {why}");
+                }
             },
             Self::Ending { uuid, before, probe } => {
                 let after = probe.into_readings().and_then(|readings| {
-                    readings.into_iter().next().ok_or_else(|| "the answer has no device".to_owned())
+                    let why = || "the answer has no device".to_owned();
+                    let problem = || ReadingProblem { why: why(), is_stuck: false };
+                    readings.into_iter().next().ok_or_else(problem)
                 });
+                if let Err(ReadingProblem { why, .. }) = &after {
+                    tracing::info!("the error counters of the device are not read after the failure: {why}");
+                }
                 return Some(DeviceCounters { uuid, before: *before, after });
             }
             Self::Unread | Self::Started(_) | Self::Finished => {}

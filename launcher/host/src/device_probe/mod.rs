@@ -29,6 +29,8 @@ pub enum Probe {
     CudaOrder,
     /// The error counters of these devices.
     Readings(Vec<ReadingTarget>),
+    /// The power draw of the devices with these UUIDs.
+    Power(Vec<String>),
 }
 
 /// The answer of a probe, as JSON on its output.
@@ -41,6 +43,8 @@ pub enum Answer {
     CudaOrder(CudaOrder),
     /// To [`Probe::Readings`]: one for each device in their order, or the library's words.
     Readings(Result<Vec<DeviceReading>, String>),
+    /// To [`Probe::Power`]: milliwatts for each device in their order, or the library's words.
+    Power(Result<Vec<Option<u32>>, String>),
 }
 
 /// Looks, in this process; called in the child alone.
@@ -51,5 +55,6 @@ pub fn run_probe(probe: Probe) -> Answer {
         Probe::Kernel(ask) => Answer::Machine(kernel::probe_kernel(Path::new("/"), ask)),
         Probe::CudaOrder => Answer::CudaOrder(cuda_driver::cuda_devices_in_order()),
         Probe::Readings(targets) => Answer::Readings(nvidia::read_devices(&targets)),
+        Probe::Power(uuids) => Answer::Power(nvidia::read_power(&uuids)),
     }
 }

@@ -15,10 +15,11 @@ pub(super) fn identity(device: &WorkerDevice) -> String {
     text
 }
 
-/// `ECC uncorrected 0 → 2, 3 NVLink replay errors (serial 165, GPU-1)`; `None` if nothing has changed.
+/// `ECC uncorrected 0 → 2, 3 NVLink replay errors (serial 165, GPU-1)`; `None` if nothing has changed, or if the second
+/// reading failed in a way that says nothing of the card.
 pub(super) fn counters(counters: &DeviceCounters) -> Option<String> {
-    if let Err(why) = &counters.after {
-        return Some(format!("not read after the failure: {why}"));
+    if let Err(problem) = &counters.after {
+        return problem.is_stuck.then(|| format!("not read after the failure: {}", problem.why));
     }
     let changes = counters.changes();
     if changes.is_empty() {

@@ -10,7 +10,7 @@ use crate::reporter::summary::FailureReport;
 use crate::reporter::summary::tests::example_failure;
 use rankrun_contract::rank::{LocalRank, Rank};
 use rankrun_contract::report::ErrorReport;
-use rankrun_core::device::reading::{DeviceCounters, DeviceReading};
+use rankrun_core::device::reading::{DeviceCounters, DeviceReading, ReadingProblem};
 use rankrun_core::device::xid::Xid;
 use rankrun_core::hang::evidence::Collective;
 use rankrun_core::hang::verdict::{Activity, Call, Desync, Hang, RankStatus, Verdict, Wait};
@@ -190,7 +190,7 @@ fn device_has_both_readings_and_new_xids() {
         },
     });
     assert_eq!(device(Ok(after)), expected);
-    let hung = device(Err("no answer".to_owned()));
+    let hung = device(Err(ReadingProblem { why: "no answer".to_owned(), is_stuck: false }));
     assert_eq!(hung["counters"], json!({"before": {"ecc_corrected": 7}, "problem": "no answer"}));
 }
 

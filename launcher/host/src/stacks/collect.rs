@@ -136,7 +136,8 @@ pub(super) fn collect_stacks(
         let is_waiting =
             collections.iter_mut().map(Collection::advance).fold(false, |one, other| one | other);
         let has_started = tools.is_some_and(|tools| start_tools(&mut collections, tools));
-        let is_asking = power.as_mut().is_some_and(PowerRun::advance);
+        let is_asking =
+            power.as_mut().is_some_and(PowerRun::advance) && collections.iter().any(Collection::needs_power);
         if !(is_waiting || has_started || is_asking) || Instant::now() >= until {
             break;
         }
@@ -209,8 +210,18 @@ impl Collection {
     /// True while the handler or a tool may find a Python stack.
     fn advance(&mut self) -> bool {
         self.is_looked_into = self.tools.as_mut().is_some_and(ToolRuns::advance);
-        let is_answered = !self.is_looked_into && self.tools.as_ref().is_some_and(ToolRuns::has_python);
+        let is_answered = self.is_answered_by_tools();
         self.is_looked_into | (self.advance_handler() && !is_answered)
+    }
+
+    fn is_answered_by_tools(&self) -> bool {
+        !self.is_looked_into && self.tools.as_ref().is_some_and(ToolRuns::has_python)
+    }
+
+    /// The power of its device is shown beside a worker without a Python stack.
+    fn needs_power(&self) -> bool {
+        let has_python = matches!(self.state, CollectionState::Written) || self.is_answered_by_tools();
+        self.target.is_live && self.target.device_uuid.is_some() && !has_python
     }
 
     /// Whether the tools are to look into it: it has no Python stack, or not soon.

@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use rankrun_core::device::reading::{DeviceReading, ReadingTarget};
 use rankrun_core::worker_command::WorkerCommand;
 
 use super::collect::StackTarget;
@@ -37,9 +36,7 @@ impl PowerRun {
         if uuids.is_empty() {
             return None;
         }
-        // Without an address the kernel log is not read.
-        let target = |uuid: &String| ReadingTarget { uuid: uuid.clone(), pci: None };
-        let command = probe_command(&Probe::Readings(uuids.iter().map(target).collect()));
+        let command = probe_command(&Probe::Power(uuids.clone()));
         let run = command.and_then(|command| Self::with(uuids, &command));
         run.inspect_err(|error| tracing::info!("the power of the devices is not read: {error}")).ok()
     }
@@ -68,14 +65,16 @@ impl PowerRun {
     pub(super) fn finish(self, until: Instant) -> BTreeMap<String, f64> {
         let output = self.run.finish(until);
         match (output.end, serde_json::from_slice(&output.stdout)) {
-            (ToolEnd::Exited(_), Ok(Answer::Readings(Ok(readings)))) => {
-                let watts = readings.iter().map(DeviceReading::watts);
+            (ToolEnd::Exited(_), Ok(Answer::Power(Ok(power)))) => {
+                let watts = power.into_iter().map(|milliwatts| Some(f64::from(milliwatts?) / 1000.0));
                 self.uuids.into_iter().zip(watts).filter_map(|(uuid, watts)| Some((uuid, watts?))).collect()
             }
-            (ToolEnd::Exited(_), Ok(Answer::Readings(Err(why)))) => {
+            (ToolEnd::Exited(_), Ok(Answer::Power(Err(why)))) => {
                 tracing::info!("the power of the devices is not read: {why}");
                 BTreeMap::new()
             }
+            // The stacks were complete before.
+            (ToolEnd::TooLate, _) if Instant::now() < self.give_up_at => BTreeMap::new(),
             _ => {
                 tracing::info!("the power of the devices is not read: {}", output.problem());
                 BTreeMap::new()
@@ -106,15 +105,14 @@ mod tests {
 
     #[test]
     fn power_is_that_of_each_device_in_order() {
-        let reading = |power| DeviceReading { power, ..DeviceReading::default() };
-        let answer = Answer::Readings(Ok(vec![reading(None), reading(Some(390_500))]));
+        let answer = Answer::Power(Ok(vec![None, Some(390_500)]));
         let script = format!("echo '{}'", serde_json::to_string(&answer).unwrap());
         assert_eq!(watts(&script), BTreeMap::from([("GPU-2".to_owned(), 390.5)]));
     }
 
     #[test]
     fn power_is_unknown_after_error_junk_or_silence() {
-        let failed = serde_json::to_string(&Answer::Readings(Err("no NVML".to_owned()))).unwrap();
+        let failed = serde_json::to_string(&Answer::Power(Err("no NVML".to_owned()))).unwrap();
         for script in [format!("echo '{failed}'"), "echo junk".to_owned(), "exec sleep 1000".to_owned()] {
             assert_eq!(watts(&script), BTreeMap::new(), "{script}");
         }

@@ -66,8 +66,10 @@ pub struct Card {
     pub ecc_corrected: Option<u64>,
     /// `serial 1650000000001`
     pub serial: Option<String>,
-    /// `nvlink-errors 0 0 3 1`: of its first link, checksums in flow control and data, replays, recoveries.
-    pub nvlink_errors: [u64; 4],
+    /// `nvlink-errors 1 0 0 3 1`: of link 1, checksums in flow control and data, replays, recoveries; one line each.
+    pub nvlink_errors: Vec<(u32, [u64; 4])>,
+    /// `nvlink-down 1`: the number of a link; one line each.
+    pub nvlinks_down: Vec<u32>,
     /// `retired 3`: pages.
     pub retired: Option<u32>,
     /// `retirement pending`

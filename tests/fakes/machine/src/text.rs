@@ -64,8 +64,10 @@ impl Display for Card {
         known(f, "ecc", self.ecc)?;
         known(f, "ecc-corrected", self.ecc_corrected)?;
         known(f, "serial", self.serial.as_ref())?;
-        let [flit, data, replay, recovery] = self.nvlink_errors;
-        writeln!(f, "  nvlink-errors {flit} {data} {replay} {recovery}")?;
+        for (link, [flit, data, replay, recovery]) in &self.nvlink_errors {
+            writeln!(f, "  nvlink-errors {link} {flit} {data} {replay} {recovery}")?;
+        }
+        self.nvlinks_down.iter().try_for_each(|link| writeln!(f, "  nvlink-down {link}"))?;
         known(f, "retired", self.retired)?;
         known(f, "retirement", self.retirement_pending.then_some("pending"))?;
         known(f, "remapped", self.remapped)?;
@@ -193,9 +195,12 @@ impl Card {
             "ecc-corrected" => self.ecc_corrected = Some(number(value)?),
             "serial" => self.serial = Some(value.to_owned()),
             "nvlink-errors" => {
-                let counts: Result<Vec<u64>, String> = value.split(' ').map(number).collect();
-                self.nvlink_errors = counts?.try_into().map_err(|_| "four numbers are needed")?;
+                let (link, counts) = pair(value)?;
+                let counts: Result<Vec<u64>, String> = counts.split(' ').map(number).collect();
+                let counts = counts?.try_into().map_err(|_| "four numbers are needed")?;
+                self.nvlink_errors.push((number(link)?, counts));
             }
+            "nvlink-down" => self.nvlinks_down.push(number(value)?),
             "retirement" => self.retirement_pending = true,
             "capability" => {
                 let (major, minor) = value.split_once('.').ok_or("`major.minor` is needed")?;

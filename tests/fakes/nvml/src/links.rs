@@ -17,12 +17,16 @@ fn link(about: &About<'_>, number: c_uint) -> Result<Option<usize>, c_int> {
     ends.into_iter().nth(index).ok_or(INVALID_ARGUMENT)
 }
 
+fn is_down(about: &About<'_>, number: c_uint) -> bool {
+    about.card.nvlinks_down.contains(&number)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetNvLinkState(device: Device, number: c_uint, active: *mut c_uint) -> c_int {
     of_device("nvmlDeviceGetNvLinkState", device, |about| {
         link(about, number)?;
         // SAFETY: the caller gives a place for one number.
-        unsafe { put(active, Some(1)) }
+        unsafe { put(active, Some((!is_down(about, number)).into())) }
     })
 }
 
@@ -65,9 +69,10 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkErrorCounter(
     of_device("nvmlDeviceGetNvLinkErrorCounter", device, |about| {
         link(about, number)?;
         let at = [2, 3, 0, 1].get(counter as usize).ok_or(INVALID_ARGUMENT)?;
-        let errors = if number == 0 { about.card.nvlink_errors[*at] } else { 0 };
+        let errors = about.card.nvlink_errors.iter().find(|(link, _)| *link == number);
+        let errors = errors.map_or(0, |(_, errors)| errors[*at]);
         // SAFETY: the caller gives a place for one number.
-        unsafe { put(count, Some(errors)) }
+        unsafe { put(count, (!is_down(about, number)).then_some(errors)) }
     })
 }
 
@@ -89,7 +94,8 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
             let total = TOTALS.iter().position(|field| *field == value.field);
             value.answer = if total.is_some() { 0 } else { NOT_SUPPORTED };
             value.value_type = OF_TYPE_U64;
-            value.value = total.map_or(0, |total| about.card.nvlink_errors[total]);
+            let up = about.card.nvlink_errors.iter().filter(|(link, _)| !is_down(about, *link));
+            value.value = total.map_or(0, |total| up.map(|(_, errors)| errors[total]).sum());
         }
         Ok(())
     })

@@ -7,6 +7,7 @@
 //! | `processes` | the processes on it |
 //! | `links` | how two cards are joined |
 //! | `reading` | error counters of chosen cards |
+//! | `power` | power draw of chosen cards |
 //! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
 //! | `error_text` | the library's errors in words (pure) |
 //!
@@ -20,6 +21,7 @@
 mod error_text;
 mod identity;
 mod links;
+mod power;
 mod processes;
 mod raw;
 mod reading;
@@ -32,6 +34,7 @@ use std::path::Path;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
+pub(crate) use power::read_power;
 pub(crate) use reading::read_devices;
 
 use crate::device_probe::cuda_driver;
@@ -133,6 +136,14 @@ fn add_from_driver(machine: &mut Machine, problem: ProbeProblemKind, driver: Cud
     machine.troubles.push(nvml(is_nowhere(problem)));
     // With NVML in trouble that is the one to tell; without NVML this is most often a machine without a card.
     machine.troubles.push(probe_problem("the CUDA driver".to_owned(), ProbeProblemKind::Missing(message)));
+}
+
+/// NVML, initialised.
+///
+/// # Errors
+/// The library and its trouble, in words.
+fn open_library() -> Result<Nvml, String> {
+    open_nvml(&LIBRARIES).map_err(|what| probe_problem(SOURCE.to_owned(), what).to_string())
 }
 
 /// The first library of `paths` that exists, initialised.

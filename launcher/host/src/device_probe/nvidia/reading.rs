@@ -19,8 +19,8 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::device_probe::nvidia::identity::{CardQuery, sanitize_name};
 use crate::device_probe::nvidia::links::MOST_LINKS;
-use crate::device_probe::nvidia::{LIBRARIES, SOURCE, error_text, open_nvml, probe_problem, raw};
-use rankrun_core::device::reading::{DeviceReading, NvlinkErrors, ReadingTarget};
+use crate::device_probe::nvidia::{error_text, open_library, raw};
+use rankrun_core::device::reading::{DeviceReading, LinkState, NvlinkErrors, NvlinkReading, ReadingTarget};
 use rankrun_core::device::xid::{Xid, parse_xid};
 use rankrun_core::device::{Condition, PciAddress};
 
@@ -33,10 +33,7 @@ const MAX_RECORDS: usize = 200_000;
 /// The newest errors of a card are kept.
 const MAX_XIDS: usize = 16;
 
-/// Errors of a link in the order of [`NvlinkErrors`].
-const LINK_COUNTERS: [ErrorCounter; 4] =
-    [ErrorCounter::DlCrcFlit, ErrorCounter::DlCrcData, ErrorCounter::DlReplay, ErrorCounter::DlRecovery];
-/// The same of all links together.
+/// Errors of all links together, in the order of [`NvlinkErrors`].
 const TOTALS: [u32; 4] = [
     NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
@@ -49,7 +46,7 @@ const TOTALS: [u32; 4] = [
 /// # Errors
 /// The reason why the library gives none, in words.
 pub(crate) fn read_devices(targets: &[ReadingTarget]) -> Result<Vec<DeviceReading>, String> {
-    let nvml = open_nvml(&LIBRARIES).map_err(|what| probe_problem(SOURCE.to_owned(), what).to_string())?;
+    let nvml = open_library()?;
     let log = if targets.iter().any(|target| target.pci.is_some()) {
         read_kernel_log(KERNEL_LOG)
     } else {
@@ -86,16 +83,7 @@ impl CounterQuery {
 fn read_device(nvml: &Nvml, uuid: &str) -> DeviceReading {
     let device = match nvml.device_by_uuid(uuid) {
         Ok(device) => device,
-        Err(error) if error_text::is_absence(&error) => {
-            let absent = vec![format!("the device: {}", error_text::error_message(&error))];
-            return DeviceReading { absent, ..DeviceReading::default() };
-        }
-        Err(error) => {
-            return DeviceReading {
-                lost: Some(error_text::error_message(&error)),
-                ..DeviceReading::default()
-            };
-        }
+        Err(error) => return reading_without_handle(&error),
     };
     let mut query = CounterQuery::default();
     let ecc = |error| device.total_ecc_errors(error, EccCounter::Volatile);
@@ -105,7 +93,7 @@ fn read_device(nvml: &Nvml, uuid: &str) -> DeviceReading {
         corrected_ecc: query.optional("corrected ECC errors", ecc(MemoryError::Corrected)),
         uncorrected_ecc: query.optional("uncorrected ECC errors", ecc(MemoryError::Uncorrected)),
         rows: query.optional("remapped rows", raw::remapped_rows(&device)),
-        nvlink: nvlink_errors(&device, &mut query),
+        nvlinks: read_nvlinks(&device, &mut query),
         ..DeviceReading::default()
     };
     let lost = match query.answers.condition() {
@@ -115,36 +103,65 @@ fn read_device(nvml: &Nvml, uuid: &str) -> DeviceReading {
     DeviceReading { lost, absent: query.absent, ..reading }
 }
 
-/// The sum over the links that are active; `None` for a card without such a link.
-fn nvlink_errors(device: &Device<'_>, query: &mut CounterQuery) -> Option<NvlinkErrors> {
-    let is_active = |number: &u32| device.link_wrapper_for(*number).is_active().unwrap_or(false);
-    let active: Vec<u32> = (0..MOST_LINKS).filter(is_active).collect();
-    if active.is_empty() {
-        return None;
+/// The reading of a card of which NVML gives no handle. The card was listed before: now it is gone, or NVML cannot tell.
+fn reading_without_handle(error: &NvmlError) -> DeviceReading {
+    let why = error_text::error_message(error);
+    if error_text::is_loss(error) || matches!(error, NvmlError::NotFound) {
+        return DeviceReading { lost: Some(why), ..DeviceReading::default() };
     }
-    let [crc_flit, crc_data, replay, recovery] = match sum_links(device, &active) {
-        Ok(sums) => sums,
-        // Newer drivers count all links together.
-        Err(error) if error_text::is_absence(&error) => {
-            query.optional("NVLink errors", total_of_links(device))?
+    DeviceReading { absent: vec![format!("the device: {why}")], ..DeviceReading::default() }
+}
+
+/// The links of a card. Newer drivers count the errors of all links together, and not of each.
+fn read_nvlinks(device: &Device<'_>, query: &mut CounterQuery) -> NvlinkReading {
+    let mut links = link_states(device, query);
+    let mut problem = None;
+    for (number, state) in &mut links {
+        if let LinkState::Up(errors) = state {
+            *errors = link_errors(device, *number).map_err(|error| problem = Some(error)).ok();
         }
-        Err(error) => query.optional("NVLink errors", Err(error))?,
+    }
+    let has_counts = links.values().any(|state| matches!(state, LinkState::Up(Some(_))));
+    let total = match problem {
+        Some(error) if !has_counts && error_text::is_absence(&error) => {
+            query.optional("NVLink errors", total_of_links(device))
+        }
+        Some(error) => query.optional("NVLink errors", Err(error)),
+        None => None,
     };
-    Some(NvlinkErrors { crc_flit, crc_data, replay, recovery })
+    NvlinkReading { links, total }
 }
 
-fn sum_links(device: &Device<'_>, links: &[u32]) -> Result<[u64; 4], NvmlError> {
-    let mut sums = [0_u64; 4];
-    for number in links {
-        let link = device.link_wrapper_for(*number);
-        for (sum, counter) in sums.iter_mut().zip(LINK_COUNTERS) {
-            *sum = sum.saturating_add(link.error_counter(counter)?);
+/// The links of which NVML knows the state, without their errors.
+fn link_states(device: &Device<'_>, query: &mut CounterQuery) -> BTreeMap<u32, LinkState> {
+    let mut states = BTreeMap::new();
+    for number in 0..MOST_LINKS {
+        match device.link_wrapper_for(number).is_active() {
+            Ok(true) => _ = states.insert(number, LinkState::Up(None)),
+            Ok(false) => _ = states.insert(number, LinkState::Down),
+            Err(NvmlError::FailedToLoadSymbol(_)) => break,
+            Err(error) if error_text::is_loss(&error) => {
+                query.answers.optional::<()>(Err(error));
+                break;
+            }
+            // A link that is not wired answers with an error, and may come before one that is.
+            Err(_) => {}
         }
     }
-    Ok(sums)
+    states
 }
 
-fn total_of_links(device: &Device<'_>) -> Result<[u64; 4], NvmlError> {
+fn link_errors(device: &Device<'_>, number: u32) -> Result<NvlinkErrors, NvmlError> {
+    let link = device.link_wrapper_for(number);
+    Ok(NvlinkErrors {
+        crc_flit: link.error_counter(ErrorCounter::DlCrcFlit)?,
+        crc_data: link.error_counter(ErrorCounter::DlCrcData)?,
+        replay: link.error_counter(ErrorCounter::DlReplay)?,
+        recovery: link.error_counter(ErrorCounter::DlRecovery)?,
+    })
+}
+
+fn total_of_links(device: &Device<'_>) -> Result<NvlinkErrors, NvmlError> {
     let samples = device.field_values_for(&TOTALS.map(FieldId))?;
     let mut totals = [0; 4];
     for (total, sample) in totals.iter_mut().zip(samples) {
@@ -155,7 +172,8 @@ fn total_of_links(device: &Device<'_>) -> Result<[u64; 4], NvmlError> {
             SampleValue::F64(_) => return Err(NvmlError::Unknown),
         };
     }
-    Ok(totals)
+    let [crc_flit, crc_data, replay, recovery] = totals;
+    Ok(NvlinkErrors { crc_flit, crc_data, replay, recovery })
 }
 
 /// The Xid errors of each card, the oldest first.
@@ -215,6 +233,22 @@ mod tests {
         let reading = with_xids(DeviceReading::default(), card("0000:1b:00.0"), log.as_ref());
         assert_eq!(reading.xids, None);
         assert!(reading.absent[0].starts_with("Xid errors: `/dev/kmsg`: No such file"), "{reading:?}");
+    }
+
+    /// Without persistence mode the driver loads again for the second reading, and may fail at that.
+    #[test]
+    fn card_without_handle_is_lost_only_by_words_that_say_so() {
+        for error in [NvmlError::GpuLost, NvmlError::NotFound] {
+            let reading = reading_without_handle(&error);
+            assert_eq!(reading.lost, Some(error_text::error_message(&error)));
+        }
+        let errors =
+            [NvmlError::Unknown, NvmlError::Timeout, NvmlError::NoPermission, NvmlError::DriverNotLoaded];
+        for error in errors {
+            let reading = reading_without_handle(&error);
+            assert_eq!(reading.lost, None);
+            assert_eq!(reading.absent, [format!("the device: {}", error_text::error_message(&error))]);
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use rankrun_core::posix::Pid;
 
 use crate::device_probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
 use crate::process::signal::{SignalInbox, raise_with_default_action};
-use rankrun_core::device::reading::DeviceReading;
+use rankrun_core::device::reading::{DeviceReading, ReadingProblem};
 use rankrun_core::device::{CudaOrder, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use rankrun_core::exit_code::{USAGE, code_of_signal};
 use rankrun_core::posix::Exit;
@@ -148,7 +148,7 @@ impl Probes {
         for (probe, answer) in self.into_answers() {
             let machine = match answer {
                 Ok(Answer::Machine(machine)) => machine,
-                Ok(Answer::CudaOrder(_) | Answer::Readings(_)) => {
+                Ok(Answer::CudaOrder(_) | Answer::Readings(_) | Answer::Power(_)) => {
                     failed_probe_machine(&probe, &ProbeFailed::unreadable_answer("another question"))
                 }
                 Err(failed) => failed_probe_machine(&probe, &failed),
@@ -156,7 +156,7 @@ impl Probes {
             match probe {
                 Probe::Nvidia(_) => nvidia = machine,
                 Probe::Kernel(_) => kernel = machine,
-                Probe::CudaOrder | Probe::Readings(_) => {}
+                Probe::CudaOrder | Probe::Readings(_) | Probe::Power(_) => {}
             }
         }
         merge::merge(nvidia, kernel)
@@ -170,7 +170,7 @@ impl Probes {
         match self.into_answers().next() {
             Some((_, Ok(Answer::CudaOrder(order)))) => order,
             Some((_, Err(failed))) => Err(failed.to_string()),
-            Some((_, Ok(Answer::Machine(_) | Answer::Readings(_)))) | None => {
+            Some((_, Ok(Answer::Machine(_) | Answer::Readings(_) | Answer::Power(_)))) | None => {
                 Err(ProbeFailed::unreadable_answer("another question").to_string())
             }
         }
@@ -179,13 +179,17 @@ impl Probes {
     /// The answer of [`Probe::Readings`], if it was the only probe.
     ///
     /// # Errors
-    /// The reason why there is no answer, in words.
-    pub(crate) fn into_readings(self) -> Result<Vec<DeviceReading>, String> {
+    /// The reason why there is no answer.
+    pub(crate) fn into_readings(self) -> Result<Vec<DeviceReading>, ReadingProblem> {
+        let problem = |why| ReadingProblem { why, is_stuck: false };
         match self.into_answers().next() {
-            Some((_, Ok(Answer::Readings(readings)))) => readings,
-            Some((probe, Err(failed))) => Err(format!("{}: {failed}", source(&probe))),
-            Some((_, Ok(Answer::Machine(_) | Answer::CudaOrder(_)))) | None => {
-                Err(ProbeFailed::unreadable_answer("another question").to_string())
+            Some((_, Ok(Answer::Readings(readings)))) => readings.map_err(problem),
+            Some((probe, Err(failed))) => Err(ReadingProblem {
+                why: format!("{}: {failed}", source(&probe)),
+                is_stuck: matches!(failed, ProbeFailed::Unkillable { .. }),
+            }),
+            Some((_, Ok(Answer::Machine(_) | Answer::CudaOrder(_) | Answer::Power(_)))) | None => {
+                Err(problem(ProbeFailed::unreadable_answer("another question").to_string()))
             }
         }
     }
@@ -252,7 +256,7 @@ impl Drop for Probes {
 /// The source that a probe queries.
 const fn source(probe: &Probe) -> &'static str {
     match probe {
-        Probe::Nvidia(_) | Probe::Readings(_) => "NVML",
+        Probe::Nvidia(_) | Probe::Readings(_) | Probe::Power(_) => "NVML",
         Probe::Kernel(_) => "the kernel's view of the devices",
         Probe::CudaOrder => "the CUDA driver",
     }
@@ -261,7 +265,7 @@ const fn source(probe: &Probe) -> &'static str {
 /// The snapshot of a probe that gave none.
 fn failed_probe_machine(probe: &Probe, failed: &ProbeFailed) -> Machine {
     let kinds: &[DeviceType] = match probe {
-        Probe::Nvidia(_) | Probe::CudaOrder | Probe::Readings(_) => &[DeviceType::Cuda],
+        Probe::Nvidia(_) | Probe::CudaOrder | Probe::Readings(_) | Probe::Power(_) => &[DeviceType::Cuda],
         Probe::Kernel(_) => &KERNEL_ONLY,
     };
     let what: ProbeProblemKind = failed.to_problem_kind();
@@ -317,7 +321,7 @@ pub(crate) fn probe_command(probe: &Probe) -> io::Result<WorkerCommand> {
         Probe::CudaOrder => Some(c"CUDA_DEVICE_ORDER=FASTEST_FIRST"),
         // For the CUDA driver, in case NVML is missing.
         Probe::Nvidia(_) => Some(c"CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        Probe::Kernel(_) | Probe::Readings(_) => None,
+        Probe::Kernel(_) | Probe::Readings(_) | Probe::Power(_) => None,
     };
     let is_changed =
         |name: &OsStr| order.is_some() && (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER");

@@ -371,14 +371,11 @@ impl RendezvousTask {
             RoundEnd::Removed => MembershipChange::Removed,
             RoundEnd::MemberGone(node) => {
                 let name = membership.name_of_member(node, &self.peers);
+                membership.lost = Some(LostNode { node: name.clone(), role: LossRole::CausesFailureHere });
+                // The snapshot may be older than the state: a write that lost against another has read that anew.
+                let failure = backend.failure(membership.number).await?;
                 let why = parse_leave_reason(&backend.why_left(node).await?);
-                let lost = |role| LostNode { node: name.clone(), role };
-                membership.lost = Some(lost(LossRole::CausesFailureHere));
-                if why.is_empty() {
-                    MembershipChange::Lost(lost(LossRole::EndsRound))
-                } else {
-                    MembershipChange::Left { node: name, why }
-                }
+                MembershipChange::of_gone_member(name, why, failure)
             }
             RoundEnd::Rejoins(node) => match backend.failure(membership.number).await? {
                 Some(note) => note.into(),

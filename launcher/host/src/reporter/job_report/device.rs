@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use rankrun_core::device::WorkerDevice;
-use rankrun_core::device::reading::{DeviceCounters, DeviceReading};
+use rankrun_core::device::reading::{DeviceCounters, DeviceReading, NvlinkErrors};
 use rankrun_core::device::xid::Xid;
 
 use super::some;
@@ -26,6 +26,8 @@ struct CountersRecord {
     after: Option<ReadingRecord>,
     /// Why there is no reading after the failure.
     problem: Option<String>,
+    /// The links that were up before and are down after.
+    nvlinks_down: Option<Vec<u32>>,
     xids: Option<Vec<XidRecord>>,
 }
 
@@ -36,9 +38,17 @@ struct ReadingRecord {
     remapped_rows: Option<u32>,
     remap_pending: Option<bool>,
     remap_failed: Option<bool>,
-    nvlink: Option<NvlinkRecord>,
+    /// The links that are up.
+    nvlinks: Option<Vec<LinkRecord>>,
+    nvlink_total: Option<NvlinkRecord>,
     power_watts: Option<f64>,
     lost: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct LinkRecord {
+    link: u32,
+    errors: Option<NvlinkRecord>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -78,26 +88,30 @@ fn counters_record(counters: &DeviceCounters) -> CountersRecord {
     CountersRecord {
         before: reading_record(&counters.before),
         after: counters.after.as_ref().ok().map(reading_record),
-        problem: counters.after.as_ref().err().cloned(),
+        problem: counters.after.as_ref().err().map(|problem| problem.why.clone()),
+        nvlinks_down: some(counters.nvlinks_down()),
         xids: some(counters.new_xids().into_iter().map(xid).collect()),
     }
 }
 
 fn reading_record(reading: &DeviceReading) -> ReadingRecord {
     let rows = reading.rows;
+    let links = reading.nvlinks.up();
+    let links = links.map(|(link, errors)| LinkRecord { link, errors: errors.map(nvlink_record) });
     ReadingRecord {
         ecc_uncorrected: reading.uncorrected_ecc,
         ecc_corrected: reading.corrected_ecc,
         remapped_rows: rows.map(|rows| rows.rows),
         remap_pending: rows.map(|rows| rows.is_pending),
         remap_failed: rows.map(|rows| rows.has_failed),
-        nvlink: reading.nvlink.map(|errors| NvlinkRecord {
-            crc_flit: errors.crc_flit,
-            crc_data: errors.crc_data,
-            replay: errors.replay,
-            recovery: errors.recovery,
-        }),
+        nvlinks: some(links.collect()),
+        nvlink_total: reading.nvlinks.total.map(nvlink_record),
         power_watts: reading.watts(),
         lost: reading.lost.clone(),
     }
+}
+
+const fn nvlink_record(errors: NvlinkErrors) -> NvlinkRecord {
+    let NvlinkErrors { crc_flit, crc_data, replay, recovery } = errors;
+    NvlinkRecord { crc_flit, crc_data, replay, recovery }
 }
