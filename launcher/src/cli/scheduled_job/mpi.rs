@@ -3,7 +3,7 @@
 use super::hosts::{BatchJob, batch_job, first_host};
 use super::{Number, ScheduledJob, TaskEnvironment, TasksOnNode, variable_value};
 use crate::cli::error::{CliError, SettingError};
-use crate::cli::scheduler::{MpiNames, Step};
+use crate::cli::scheduler::{MpiNames, PMI};
 use rankrun_core::facts::Facts;
 
 /// The job of these tasks.
@@ -14,15 +14,14 @@ use rankrun_core::facts::Facts;
 pub(super) fn read(
     environment: &TaskEnvironment<'_>,
     names: &MpiNames,
-    step: &Step,
     facts: &Facts,
 ) -> Result<ScheduledJob, CliError> {
-    let tasks = environment.tasks();
+    let tasks = environment.number(names.all)?;
     let task = environment.number(names.rank)?;
     let here = match (environment.variable)(names.here) {
-        Some(_) => environment.number(names.here)?,
-        // `PMI_SIZE` alone.
-        None => variable_value(tasks.origin.name().as_str(), tasks.value.div_ceil(step.nodes.max(1))),
+        // Other launchers of PMI do not count the tasks of a node.
+        None if PMI.contains(&environment.step.sign) => variable_value(names.all, 1),
+        _ => environment.number(names.here)?,
     };
     let index = match here.value {
         1 => variable_value(names.here, 0),

@@ -203,6 +203,58 @@ fn missing_or_wrong_variable_is_named() {
     );
 }
 
+/// Half of the variables, as a container leaves them that drops some.
+#[test]
+fn any_variable_of_step_needs_its_partners() {
+    for (environment, changes, parts) in [
+        (
+            &TASK_PER_NODE[..],
+            &[("SLURM_STEP_NUM_TASKS", "")][..],
+            ["`SLURM_STEP_NUM_TASKS` is not set", "`SLURM_STEP_TASKS_PER_NODE` says"],
+        ),
+        (
+            &TASK_PER_NODE,
+            &[("SLURM_STEP_NUM_TASKS", "two")],
+            ["`SLURM_STEP_NUM_TASKS` is `two`", "not a number"],
+        ),
+        (
+            &TASK_PER_NODE,
+            &[("SLURM_STEP_NUM_TASKS", " ")],
+            ["`SLURM_STEP_NUM_TASKS` is not set", "a task of"],
+        ),
+        (&TASK_PER_NODE, &[("SLURM_PROCID", "")], ["`SLURM_PROCID` is not set", "one of 2 tasks"]),
+        (&TASK_PER_NODE, &[("SLURM_STEP_ID", "")], ["`SLURM_STEP_ID` is not set", "one of 2 tasks"]),
+        (&TASK_PER_NODE, &[("SLURM_STEP_ID", "-1")], ["`SLURM_STEP_ID` is `-1`", "not a number"]),
+        (&TASK_PER_NODE, &[("SLURM_STEP_ID", "batch")], ["`SLURM_STEP_ID` is `batch`", "not a number"]),
+        (&[], &[("SLURM_PROCID", "1")], ["`SLURM_STEP_NUM_TASKS` is not set", "`SLURM_PROCID` says"]),
+        (
+            &OPEN_MPI,
+            &[("OMPI_COMM_WORLD_SIZE", "")],
+            ["`OMPI_COMM_WORLD_SIZE` is not set", "`OMPI_COMM_WORLD_LOCAL_SIZE` says"],
+        ),
+        (&OPEN_MPI, &[("OMPI_COMM_WORLD_SIZE", "x")], ["`OMPI_COMM_WORLD_SIZE` is `x`", "not a number"]),
+        (
+            &OPEN_MPI,
+            &[("OMPI_COMM_WORLD_LOCAL_SIZE", "")],
+            ["`OMPI_COMM_WORLD_LOCAL_SIZE` is not set", "one of 4 tasks"],
+        ),
+        (
+            &[],
+            &[("OMPI_COMM_WORLD_RANK", "1")],
+            ["`OMPI_COMM_WORLD_SIZE` is not set", "`OMPI_COMM_WORLD_RANK` says"],
+        ),
+        (&[], &[("PMI_RANK", "1")], ["`PMI_SIZE` is not set", "`PMI_RANK` says"]),
+        (&[], &[("PMI_SIZE", "many")], ["`PMI_SIZE` is `many`", "not a number"]),
+    ] {
+        let environment = with(environment, changes);
+        let said = spec("", &environment).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{changes:?}: {said}");
+        for options in ["--nnodes 1", "--standalone", "--nnodes 2 --node-rank 0 --master-addr th1"] {
+            assert!(spec(options, &environment).is_ok(), "{changes:?}: {options}");
+        }
+    }
+}
+
 #[test]
 fn mpi_tasks_need_address_of_first_node() {
     let said = spec("", &OPEN_MPI).unwrap_err();
