@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 
 use super::nesting::is_inside_worker;
-use rankrun_core::facts::Facts;
+use rankrun_core::facts::{Facts, StandardStream};
 
 /// What started the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +127,17 @@ pub(super) fn find_step(facts: &Facts) -> Option<Step> {
     if is_inside_worker(facts) {
         return None;
     }
-    step_of(|name| facts.variable(name).and_then(OsStr::to_str))
+    let step = step_of(|name| facts.variable(name).and_then(OsStr::to_str));
+    step.filter(|step| step.starter != Starter::Slurm || !is_in_shell_of_pty(facts))
+}
+
+/// Whether this is typed into the shell of `srun --pty`, whose other tasks have ended: they have no input. A task of an
+/// inner `srun` inherits the port, and has no terminal.
+fn is_in_shell_of_pty(facts: &Facts) -> bool {
+    let number = |name: &str| facts.variable(name)?.to_str()?.trim().parse::<u32>().ok();
+    number("SLURM_PTY_PORT").is_some()
+        && facts.world().is_terminal(StandardStream::Input)
+        && number("SLURM_TASK_PID") != Some(facts.world().process_id())
 }
 
 /// How many nodes the Slurm allocation has, where several.

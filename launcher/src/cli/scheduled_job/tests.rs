@@ -256,6 +256,27 @@ fn any_variable_of_step_needs_its_partners() {
 }
 
 #[test]
+fn script_or_shell_of_allocation_is_not_a_step() {
+    let is_alone = |world: FakeWorld, environment: &[_]| {
+        let spec = spec_in(world, "", environment).unwrap();
+        matches!(spec.rendezvous, RendezvousSpec::Standalone { .. })
+    };
+    let terminal = || FakeWorld::default().terminal();
+    let script = [("SLURM_JOB_ID", "2"), ("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "3,1")];
+    assert!(is_alone(FakeWorld::default(), &script));
+    // `salloc` with `use_interactive_step`.
+    let shell = with(&TASK_PER_NODE, &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]);
+    assert!(is_alone(terminal(), &shell));
+    // The other tasks of `srun --pty bash` have ended.
+    let pty = with(&TASK_PER_RANK, &[("SLURM_PTY_PORT", "39653"), ("SLURM_TASK_PID", "17")]);
+    assert!(is_alone(terminal(), &pty));
+    // `srun` in that shell passes the port on; `srun --pty rankrun` is the task itself.
+    assert!(!is_alone(FakeWorld::default(), &pty));
+    assert!(!is_alone(terminal(), &with(&pty, &[("SLURM_TASK_PID", "4711")])));
+    assert!(!is_alone(terminal(), &TASK_PER_RANK));
+}
+
+#[test]
 fn mpi_tasks_need_address_of_first_node() {
     let said = spec("", &OPEN_MPI).unwrap_err();
     assert!(said.contains("`OMPI_COMM_WORLD_SIZE`") && said.contains("--master-addr"), "{said}");
