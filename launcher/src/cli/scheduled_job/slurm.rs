@@ -14,6 +14,8 @@ const PARTS: &str = "SLURM_HET_SIZE";
 /// The variables by which Slurm gives a task its devices.
 const DEVICE_LISTS: [&str; 4] =
     ["SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
+/// How many the step has on this node.
+const ON_NODE: &str = "SLURM_GPUS_ON_NODE";
 
 /// Ports from here on: below the ephemeral ones (`net.ipv4.ip_local_port_range`), and above what daemons use.
 const FIRST_PORT: u16 = 20_000;
@@ -88,19 +90,36 @@ fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Resul
         let origin = variable_value(PER_NODE, ()).origin;
         return Err(SettingError::of_value(origin, text, problem, super::PASS_ALL).into());
     };
+    let count = variable_value(PER_NODE, count);
     Ok(TasksOnNode {
-        count: variable_value(PER_NODE, count),
+        has_own_devices: has_own_devices(environment.variable, &count)?,
         index: environment.number("SLURM_LOCALID")?,
-        has_own_devices: has_own_devices(environment.variable),
+        count,
     })
 }
 
-/// `--gpus-per-task` and `--gpu-bind` leave a task fewer devices than the step has on the node.
-fn has_own_devices(variable: Variables<'_>) -> bool {
-    let Some(on_node) = variable("SLURM_GPUS_ON_NODE").and_then(|count| count.trim().parse::<usize>().ok())
-    else {
-        return false;
+/// `--gpus-per-task` and `--gpu-bind` leave a task fewer devices than the step has on the node, and other ones than the
+/// other tasks have, where there are enough.
+fn has_own_devices(variable: Variables<'_>, tasks: &Number) -> Result<bool, CliError> {
+    let Some(on_node) = variable(ON_NODE).and_then(|count| count.trim().parse::<usize>().ok()) else {
+        return Ok(false);
     };
-    let lists = DEVICE_LISTS.iter().filter_map(|name| variable(name)).filter(|list| !list.is_empty());
-    lists.map(|list| list.split(',').count()).any(|count| count < on_node)
+    let lists = DEVICE_LISTS.iter().filter_map(|name| Some((*name, variable(name)?)));
+    let counts =
+        lists.filter(|(_, list)| !list.is_empty()).map(|(name, list)| (list.split(',').count(), name, list));
+    let Some((count, name, list)) =
+        counts.min_by_key(|(count, ..)| *count).filter(|(count, ..)| *count < on_node)
+    else {
+        return Ok(false);
+    };
+    let tasks = usize::try_from(tasks.value).unwrap_or(usize::MAX);
+    if count.saturating_mul(tasks) <= on_node {
+        return Ok(true);
+    }
+    let problem = format!(
+        "and `{ON_NODE}` is `{on_node}`: {tasks} tasks with so many devices each share some, and nothing says which of \
+         them is this task's"
+    );
+    let hint = "let each task have one of its own (`--gpus-per-task=1`), or all see all (`--gpu-bind=none`)";
+    Err(SettingError::of_value(variable_value(name, ()).origin, list, problem, hint).into())
 }

@@ -145,11 +145,17 @@ fn tasks_of_one_node_meet_on_the_loopback() {
 
 #[test]
 fn local_rank_is_zero_where_task_has_own_devices() {
-    let local_rank =
-        |devices: &[_]| spec("", &with(&TASK_PER_RANK, devices)).unwrap().node_task.unwrap().local_rank.0;
+    let resolve = |devices: &[_]| spec("", &with(&TASK_PER_RANK, devices));
+    let local_rank = |devices: &[_]| resolve(devices).unwrap().node_task.unwrap().local_rank.0;
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "0,1,2,3")]), 1);
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "1")]), 0);
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("CUDA_VISIBLE_DEVICES", "2")]), 0);
+    assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "8"), ("CUDA_VISIBLE_DEVICES", "2,3")]), 0);
+    // `--gpu-bind=mask_gpu:0xf,0xf,0xf0,0xf0`: each pair of tasks sees the same four.
+    let said = resolve(&[("SLURM_GPUS_ON_NODE", "8"), ("CUDA_VISIBLE_DEVICES", "0,1,2,3")]).unwrap_err();
+    let parts =
+        ["`CUDA_VISIBLE_DEVICES` is `0,1,2,3`", "`SLURM_GPUS_ON_NODE` is `8`: 4 tasks", "--gpu-bind=none"];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
 }
 
 #[test]
