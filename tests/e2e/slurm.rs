@@ -52,19 +52,16 @@ fn expected_places(nodes: &[u32]) -> Vec<String> {
 #[track_caller]
 fn form_one_job(cluster: &SlurmCluster, size: u32) {
     let two_each = vec![2; usize::try_from(size).expect("it is small")];
-    let mut uneven = two_each.clone();
+    // Slurm fills the first node.
+    let mut uneven = vec![1; two_each.len()];
     uneven[0] = 3;
     let tasks = uneven.iter().sum::<u32>();
     for (step, options, nodes) in [
         (format!("-N{size} --ntasks-per-node=1"), &["--nproc-per-node", "2"][..], two_each.clone()),
         (format!("-N{size} --ntasks-per-node=2"), &[], two_each),
-        (format!("-N{size} -n{tasks} -m arbitrary"), &[], uneven),
+        (format!("-N{size} -n{tasks}"), &[], uneven),
         ("-N1 -n3".to_owned(), &[], vec![3]),
     ] {
-        // Slurm deals out other numbers by a list of hosts alone.
-        let hosts = (1..).zip(&nodes).flat_map(|(host, count)| (0..*count).map(move |_| format!("th{host}")));
-        let list = hosts.collect::<Vec<_>>().join(",");
-        let step = if step.ends_with("arbitrary") { format!("{step} -w {list}") } else { step };
         let outcome = cluster.srun(&step, launch().args(options.iter().copied()).worker(MEET)).run();
         outcome.expect_exit_code(0);
         assert_eq!(places(&outcome), expected_places(&nodes), "srun {step}\n{outcome}");
@@ -72,11 +69,30 @@ fn form_one_job(cluster: &SlurmCluster, size: u32) {
     }
 }
 
+/// Task 0 is on the second node of the list.
+#[track_caller]
+fn arbitrary_tasks_meet_or_end_at_once(cluster: &SlurmCluster) {
+    let step = "-N2 -n3 -m arbitrary -w th2,th1,th2";
+    let outcome = cluster.srun(step, launch().worker(MEET)).run();
+    outcome.expect_stderr("-m block").expect_absent("finished");
+    assert_eq!(outcome.lines_with("nothing says on which node").len(), 3, "{outcome}");
+    let outcome = cluster.srun(step, launch().args(["--master-addr", "th2"]).worker(MEET)).run();
+    outcome.expect_exit_code(0);
+    let places = places(&outcome);
+    assert_eq!(
+        places,
+        ["0 of 3, node 1 of 2, local 0", "1 of 3, node 0 of 2, local 0", "2 of 3, node 1 of 2, local 1"],
+        "{outcome}"
+    );
+    cluster.expect_empty();
+}
+
 #[test]
 fn each_shape_of_step_is_one_job() {
     let size = if is_soak() { 4 } else { 2 };
     let Some(cluster) = SlurmCluster::start(size, ProcessTracking::Parents) else { return };
     form_one_job(&cluster, u32::try_from(size).expect("it is small"));
+    arbitrary_tasks_meet_or_end_at_once(&cluster);
     host_lists_are_read_as_slurm_does(&cluster);
 }
 

@@ -8,6 +8,7 @@ use crate::cli::error::{CliError, Origin, SettingError};
 use crate::cli::nesting::is_inside_worker;
 use crate::cli::option::{LaunchOption, find_option};
 use crate::cli::python_text::parse_int;
+use crate::cli::scheduler::Starter;
 use crate::cli::settings::{Setting, WrittenOption};
 use rankrun_core::facts::Facts;
 
@@ -72,7 +73,7 @@ fn add_place(job: &ScheduledJob, given: &mut Vec<WrittenOption>) -> Result<(), C
         _ if is_one_node => Setting { origin: job.nodes.origin.clone(), value: "127.0.0.1".to_owned() },
         Some(host) => host.clone(),
         None if is_filled("master-addr") && !is_c10d => return Ok(()),
-        None => return Err(no_address(job)),
+        None => return Err(no_address(job, if is_c10d { "--rdzv-endpoint" } else { "--master-addr" })),
     };
     if is_c10d {
         add(given, "rdzv-endpoint", &place.origin, format!("{}:{port}", place.value));
@@ -86,15 +87,27 @@ fn add_place(job: &ScheduledJob, given: &mut Vec<WrittenOption>) -> Result<(), C
     Ok(())
 }
 
-fn no_address(job: &ScheduledJob) -> CliError {
+fn no_address(job: &ScheduledJob, option: &str) -> CliError {
     let Number { origin, value } = &job.tasks;
     let message = format!(
         "{origin} says that this is one of {value} tasks, and nothing says on which node the first one is: each task \
          would wait for the others in vain"
     );
-    let hint = "name the node of task 0, as in `--master-addr \"$(hostname)\"` where `mpirun` is typed on it; for \
-                separate jobs add `--nnodes 1`";
+    let hint = if is_of_slurm(job) {
+        format!(
+            "let `srun` deal the tasks out in blocks (`-m block`), or name the node of task 0, as in `{option} HOST`"
+        )
+    } else {
+        format!(
+            "name the node of task 0, as in `{option} \"$(hostname)\"` where `mpirun` is typed on it; for separate jobs \
+             add `--nnodes 1`"
+        )
+    };
     CliError::refused(message, hint)
+}
+
+fn is_of_slurm(job: &ScheduledJob) -> bool {
+    job.tasks.origin == Origin::Variable(Starter::Slurm.task_count().to_owned())
 }
 
 fn refuse_contradictions(job: &ScheduledJob, given: &[WrittenOption]) -> Result<(), CliError> {

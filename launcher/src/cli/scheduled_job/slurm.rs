@@ -7,6 +7,8 @@ use crate::cli::scheduler::tasks_on;
 
 const NODE_LIST: &str = "SLURM_STEP_NODELIST";
 const PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// What `srun -m` says.
+const DISTRIBUTION: &str = "SLURM_DISTRIBUTION";
 /// How often the job was requeued.
 const RESTARTS: &str = "SLURM_RESTART_COUNT";
 /// Of a job with parts that `srun` starts by `:`; each part has numbers of its own.
@@ -49,8 +51,11 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
         0 => format!("{}.{step}", job.value),
         restarts => format!("{}.{step}-restart{restarts}", job.value),
     };
+    let first_host = first_host(environment, &nodes)?;
+    // Under it task 0, which hosts the store, may be on any node, and nothing tells the other tasks on which.
+    let is_known = on_node.is_none() || (environment.variable)(DISTRIBUTION) != Some("arbitrary");
     Ok(ScheduledJob {
-        first_host: Some(first_host(environment, &nodes)?),
+        first_host: Some(first_host).filter(|_| is_known),
         task: environment.number("SLURM_PROCID")?,
         port: Some(Setting { origin: job.origin.clone(), value: port(job.value, step, restarts) }),
         run_id: Some(Setting { origin: job.origin, value: id }),

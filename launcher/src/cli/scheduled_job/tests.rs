@@ -115,6 +115,26 @@ fn task_per_rank_is_node_of_one_worker_with_numbers_of_its_machine() {
 }
 
 #[test]
+fn first_host_of_arbitrary_tasks_must_be_named() {
+    let arbitrary = with(&TASK_PER_RANK, &[("SLURM_DISTRIBUTION", "arbitrary")]);
+    let said = spec("", &arbitrary).unwrap_err();
+    assert!(
+        said.contains("nothing says on which node the first one is") && said.contains("-m block"),
+        "{said}"
+    );
+    assert_eq!(place(&spec("--master-addr gpu09", &arbitrary).unwrap()).1, "gpu09");
+    let c10d = "--rdzv-backend c10d --nnodes 2";
+    let said = spec(&format!("{c10d} --master-addr gpu09"), &arbitrary).unwrap_err();
+    assert!(said.contains("--rdzv-endpoint"), "{said}");
+    assert!(spec(&format!("{c10d} --rdzv-endpoint gpu09"), &arbitrary).is_ok());
+    // Node 0 hosts there, and not task 0.
+    let nodes = with(&TASK_PER_NODE, &[("SLURM_DISTRIBUTION", "arbitrary")]);
+    assert_eq!(place(&spec("", &nodes).unwrap()).1, "th1");
+    let cyclic = with(&TASK_PER_RANK, &[("SLURM_DISTRIBUTION", "cyclic")]);
+    assert_eq!(place(&spec("", &cyclic).unwrap()).1, "gpu07");
+}
+
+#[test]
 fn settings_of_the_user_win() {
     let endpoint = spec("--rdzv-endpoint head:7 --rdzv-id mine", &TASK_PER_NODE).unwrap();
     assert_eq!(place(&endpoint), ("mine".to_owned(), "head".to_owned(), 7, 2, 1));
