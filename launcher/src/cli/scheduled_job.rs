@@ -39,8 +39,8 @@ pub(super) struct ScheduledJob {
     pub(super) task: Number,
     /// The tasks on this node, where each task is a rank; nothing where each is a node.
     pub(super) on_node: Option<TasksOnNode>,
-    /// The host of the first task, where the environment names it.
-    pub(super) first_host: Option<Setting<String>>,
+    /// The hosts of the nodes in the order of their ranks, where the environment names them and the first one has task 0.
+    pub(super) hosts: Option<Setting<Vec<String>>>,
     /// A port that no other step of this scheduler is likely to have.
     pub(super) port: Option<Setting<u16>>,
     /// Another one for each incarnation of the job: what is left of an older one finds no store of this one.

@@ -1,6 +1,6 @@
 //! The variables of a task of an MPI launcher. None of them names a host: the batch job does, or an option.
 
-use super::hosts::{BatchJob, batch_job, first_host};
+use super::hosts::{BatchJob, batch_job, hosts_of_nodes};
 use super::{Number, ScheduledJob, TaskEnvironment, TasksOnNode, variable_value};
 use crate::cli::error::{CliError, SettingError};
 use crate::cli::scheduler::{MpiNames, PMI};
@@ -40,7 +40,7 @@ pub(super) fn read(
     let has_own_devices =
         own.is_some_and(|list| u32::try_from(list.split(',').count()).is_ok_and(|count| count < here.value));
     Ok(ScheduledJob {
-        first_host: first_host(facts, &nodes),
+        hosts: hosts_of_nodes(facts, &nodes),
         nodes,
         node_rank: node(task.value / here.value.max(1)),
         on_node: (here.value > 1).then_some(TasksOnNode { count: here, index, has_own_devices }),

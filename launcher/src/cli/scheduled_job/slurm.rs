@@ -51,11 +51,11 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
         0 => format!("{}.{step}", job.value),
         restarts => format!("{}.{step}-restart{restarts}", job.value),
     };
-    let first_host = first_host(environment, &nodes)?;
+    let hosts = hosts(environment, &nodes)?;
     // Under it task 0, which hosts the store, may be on any node, and nothing tells the other tasks on which.
     let is_known = on_node.is_none() || (environment.variable)(DISTRIBUTION) != Some("arbitrary");
     Ok(ScheduledJob {
-        first_host: Some(first_host).filter(|_| is_known),
+        hosts: Some(hosts).filter(|_| is_known),
         task: environment.number("SLURM_PROCID")?,
         port: Some(Setting { origin: job.origin.clone(), value: port(job.value, step, restarts) }),
         run_id: Some(Setting { origin: job.origin, value: id }),
@@ -72,7 +72,7 @@ pub(super) fn port(job: u32, step: u32, restarts: u32) -> u16 {
     FIRST_PORT + u16::try_from(offset).unwrap_or_default()
 }
 
-fn first_host(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<String>, CliError> {
+fn hosts(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<Vec<String>>, CliError> {
     let text = environment.text(NODE_LIST)?;
     let list = variable_value(NODE_LIST, text);
     let hint = "`scontrol show hostnames` reads the list; name the first host by `--master-addr`, and the nodes by \
@@ -84,8 +84,7 @@ fn first_host(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setti
         let problem = format!("which are {} hosts, and {} is `{}`", hosts.len(), nodes.origin, nodes.value);
         return Err(SettingError::of_value(list.origin, text, problem, super::PASS_ALL).into());
     }
-    let first = hosts.into_iter().next().unwrap_or_default();
-    Ok(Setting { origin: list.origin, value: first })
+    Ok(Setting { origin: list.origin, value: hosts })
 }
 
 fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Result<TasksOnNode, CliError> {

@@ -155,6 +155,35 @@ fn settings_of_the_user_win() {
 }
 
 #[test]
+fn first_node_that_is_not_excluded_hosts() {
+    let hosts_there = |options: &str, changes: &[_]| {
+        let options = format!("--rdzv-backend c10d --nnodes 1:2 {options}");
+        match spec(&options, &with(&TASK_PER_NODE, changes)).unwrap().rendezvous {
+            RendezvousSpec::C10d { host, is_host, .. } => (host, is_host),
+            other => panic!("{other:?}"),
+        }
+    };
+    let first = [("SLURM_NODEID", "0"), ("SLURM_PROCID", "0")];
+    assert_eq!(hosts_there("--exclude-node th1", &[]), ("th2".to_owned(), Some(true)));
+    assert_eq!(hosts_there("--exclude-node th2.cluster", &first), ("th1".to_owned(), Some(true)));
+    assert_eq!(hosts_there("--exclude-node other", &[]), ("th1".to_owned(), Some(false)));
+    for (options, environment, parts) in [
+        (
+            "--rdzv-backend c10d --nnodes 1:2 --exclude-node th1,th2",
+            &TASK_PER_NODE[..],
+            ["`--exclude-node` is `th1,th2`", "leaves 0 of the 2 nodes of `SLURM_STEP_NODELIST`"],
+        ),
+        ("--exclude-node th1", &TASK_PER_NODE, ["leaves 1 of the 2 nodes", "needs 2"]),
+        ("--rdzv-backend c10d --exclude-node gpu07", &TASK_PER_RANK, ["leaves 1 of the 2 nodes", "needs 2"]),
+    ] {
+        let said = spec(options, environment).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{options}: {said}");
+    }
+    // Another step may bring the others.
+    assert!(spec("--rdzv-backend c10d --nnodes 2:4 --exclude-node th1", &TASK_PER_NODE).is_ok());
+}
+
+#[test]
 fn tasks_of_one_node_meet_on_the_loopback() {
     let one =
         [("SLURM_STEP_NUM_NODES", "1"), ("SLURM_STEP_NODELIST", "gpu07"), ("SLURM_STEP_NUM_TASKS", "4")];
