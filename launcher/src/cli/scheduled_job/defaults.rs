@@ -165,16 +165,19 @@ fn is_of_slurm(job: &ScheduledJob) -> bool {
 fn refuse_contradictions(job: &ScheduledJob, given: &[WrittenOption]) -> Result<(), CliError> {
     if let Some(nodes) = nodes_of(given) {
         let count = job.nodes.value;
-        let is_fixed = nodes.min == nodes.max;
-        let fits = nodes.min.get() <= count && count <= nodes.max.get();
-        if !fits || (job.on_node.is_some() && !is_fixed) {
-            let hint = if is_fixed {
-                format!(
-                    "leave it out; a job that is larger than its step has a range, as in `--nnodes {count}:{}`",
-                    nodes.max
-                )
-            } else {
-                "start one task on each node; with one for each rank the number is fixed".to_owned()
+        let (min, max) = (nodes.min.get(), nodes.max.get());
+        let is_fixed = min == max;
+        let waits_for_more = max > count && !is_c10d(given);
+        if min > count || max < count || waits_for_more || (job.on_node.is_some() && !is_fixed) {
+            let hint = match (&job.on_node, is_fixed) {
+                (Some(_), false) => {
+                    "start one task on each node; with one for each rank the number is fixed".to_owned()
+                }
+                (None, _) if max > count => format!(
+                    "leave it out; a job that is larger than its step has a range under c10d, as in `--rdzv-backend c10d \
+                     --nnodes {count}:{max}`"
+                ),
+                _ => "leave it out, or start the step on as many nodes".to_owned(),
             };
             return Err(contradiction(given, "nnodes", &job.nodes, "node", &hint));
         }

@@ -211,6 +211,10 @@ fn local_rank_is_zero_where_task_has_own_devices() {
 fn contradictions_are_refused_with_both_values() {
     for (environment, options, parts) in [
         (&TASK_PER_NODE[..], "--nnodes 4", ["`--nnodes` is `4`", "`SLURM_STEP_NUM_NODES` says 2 nodes"]),
+        (&TASK_PER_NODE, "--nnodes 4", ["`--nnodes` is `4`", "`--rdzv-backend c10d --nnodes 2:4`"]),
+        // The static rendezvous would wait for four.
+        (&TASK_PER_NODE, "--nnodes 2:4", ["`--nnodes` is `2:4`", "`--rdzv-backend c10d --nnodes 2:4`"]),
+        (&TASK_PER_NODE, "--nnodes 3:4 --rdzv-backend c10d", ["`--nnodes` is `3:4`", "--nnodes 2:4"]),
         (&TASK_PER_NODE, "--node-rank 0", ["`--node-rank` is `0`", "`SLURM_NODEID` is `1`"]),
         (&TASK_PER_RANK, "--nnodes 5", ["`--nnodes` is `5`", "`SLURM_STEP_NUM_NODES` says 2 nodes"]),
         (&TASK_PER_RANK, "--nnodes 1:2", ["`--nnodes` is `1:2`", "for each rank the number is fixed"]),
@@ -226,6 +230,8 @@ fn contradictions_are_refused_with_both_values() {
     }
     for (environment, options) in [
         (&TASK_PER_NODE[..], "--nnodes 2 --node-rank 1 --nproc-per-node 4"),
+        (&TASK_PER_NODE, "--nnodes 2:4 --rdzv-backend c10d"),
+        (&TASK_PER_NODE, "--nnodes 1:2"),
         (&TASK_PER_RANK, "--nnodes 2 --node-rank 0 --nproc-per-node 1"),
         (&TASK_PER_RANK, "--total-workers 5"),
     ] {
@@ -335,6 +341,10 @@ fn script_or_shell_of_allocation_is_not_a_step() {
 fn mpi_tasks_need_address_of_first_node() {
     let said = spec("", &OPEN_MPI).unwrap_err();
     assert!(said.contains("`OMPI_COMM_WORLD_SIZE`") && said.contains("--master-addr"), "{said}");
+    let c10d = "--rdzv-backend c10d --nnodes 2";
+    let said = spec(&format!("{c10d} --master-addr n1"), &OPEN_MPI).unwrap_err();
+    assert!(said.contains("--rdzv-endpoint \"$(hostname)\"") && !said.contains("--master-addr"), "{said}");
+    assert!(spec(&format!("{c10d} --rdzv-endpoint n1"), &OPEN_MPI).is_ok());
     let given = spec("--master-addr n1", &OPEN_MPI).unwrap();
     assert_eq!(place(&given), ("none".to_owned(), "n1".to_owned(), 29_500, 4, 3));
     let task = given.node_task.unwrap();
