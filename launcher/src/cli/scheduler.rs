@@ -105,7 +105,7 @@ static MPI: [MpiNames; 6] = [
     mpi(["PMI_SIZE", "PMI_LOCAL_SIZE", "PMI_RANK", "PMI_LOCAL_RANK"], HYDRA),
 ];
 /// Open MPI up to version 4 says it; otherwise the sizes do.
-const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
+pub(super) const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
 /// Several MPI launchers set them, and `srun --mpi=pmi2`.
 pub(super) const PMI: [&str; 2] = ["PMI_SIZE", "PMI_RANK"];
 const STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS";

@@ -3,7 +3,7 @@
 use super::hosts::{BatchJob, batch_job, hosts_of_nodes};
 use super::{Number, ScheduledJob, TaskEnvironment, TasksOnNode, variable_value};
 use crate::cli::error::{CliError, SettingError};
-use crate::cli::scheduler::{MpiNames, PMI};
+use crate::cli::scheduler::{MpiNames, OPEN_MPI_NODES, PMI};
 use rankrun_core::facts::Facts;
 
 /// The job of these tasks.
@@ -27,8 +27,11 @@ pub(super) fn read(
         1 => variable_value(names.here, 0),
         _ => environment.number(names.local_rank)?,
     };
-    let is_block =
-        tasks.value.is_multiple_of(here.value.max(1)) && task.value % here.value.max(1) == index.value;
+    // Each task sees its own node's block alone. Open MPI up to version 4 counts the nodes.
+    let counted = (environment.variable)(OPEN_MPI_NODES).and_then(|count| count.trim().parse::<u32>().ok());
+    let is_block = tasks.value.is_multiple_of(here.value.max(1))
+        && task.value % here.value.max(1) == index.value
+        && counted.is_none_or(|nodes| nodes.checked_mul(here.value) == Some(tasks.value));
     if !is_block {
         return Err(not_in_blocks(&tasks, &here, &task, &index));
     }

@@ -355,6 +355,19 @@ fn mpi_tasks_need_address_of_first_node() {
     let cyclic = with(&OPEN_MPI, &[("OMPI_COMM_WORLD_LOCAL_RANK", "0")]);
     let said = spec("--master-addr n1", &cyclic).unwrap_err();
     assert!(said.contains("equal blocks"), "{said}");
+    // Tasks of nodes with 2, 2 and 4 each look right to themselves.
+    for (here, task, index) in [("2", "0", "0"), ("2", "3", "1"), ("4", "4", "0"), ("4", "7", "3")] {
+        let unequal = [
+            ("OMPI_COMM_WORLD_SIZE", "8"),
+            ("OMPI_COMM_WORLD_RANK", task),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", here),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", index),
+            ("OMPI_MCA_orte_num_nodes", "3"),
+        ];
+        let said = spec("--master-addr n1", &unequal).unwrap_err();
+        assert!(said.contains("equal blocks"), "{said}");
+    }
+    assert!(spec("--master-addr n1", &with(&OPEN_MPI, &[("OMPI_MCA_orte_num_nodes", "2")])).is_ok());
 }
 
 #[test]
