@@ -98,7 +98,8 @@ pub(super) fn find_scheduled_job(
 fn read_job(step: &Step, facts: &Facts) -> Result<Option<ScheduledJob>, CliError> {
     let variable = |name: &str| facts.variable(name).and_then(|value| value.to_str());
     let environment = TaskEnvironment { variable: &variable, step };
-    if environment.number(step.starter.task_count())?.value == 1 {
+    let is_one_node = step.starter != Starter::Slurm || step.nodes == 1;
+    if environment.number(step.starter.task_count())?.value == 1 && is_one_node {
         return Ok(None);
     }
     let job = match &step.starter {
@@ -184,7 +185,7 @@ fn is_for_one_node(given: &[WrittenOption]) -> bool {
 /// Whether nothing is to be learnt from the scheduler.
 fn says_all(given: &[WrittenOption]) -> bool {
     let has = |long: &str| find(given, long).is_some_and(|written| !written.setting.value.is_empty());
-    has("nnodes") && (has("rdzv-endpoint") || has("master-addr"))
+    has("nnodes") && has("node-rank") && (has("rdzv-endpoint") || has("master-addr"))
 }
 
 #[cfg(test)]

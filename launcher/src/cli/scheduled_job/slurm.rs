@@ -39,6 +39,10 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
     }
     let tasks = environment.number("SLURM_STEP_NUM_TASKS")?;
     let nodes = environment.number("SLURM_STEP_NUM_NODES")?;
+    if tasks.value < nodes.value {
+        let problem = format!("and {} is `{}`: each node of a step has a task", nodes.origin, nodes.value);
+        return Err(SettingError::of_value(tasks.origin, tasks.value, problem, super::PASS_ALL).into());
+    }
     let node_rank = environment.number("SLURM_NODEID")?;
     let on_node = (tasks.value > nodes.value).then(|| tasks_on_node(environment, &node_rank)).transpose()?;
     let job = environment.number("SLURM_JOB_ID")?;

@@ -248,6 +248,8 @@ fn missing_or_wrong_variable_is_named() {
         (("SLURM_STEP_NODELIST", "th[1-3]"), ["which are 3 hosts", "`SLURM_STEP_NUM_NODES` is `2`"]),
         (("SLURM_NODEID", "2"), ["`SLURM_NODEID` is `2`", "`SLURM_STEP_NUM_NODES` is `2`"]),
         (("SLURM_PROCID", "7"), ["`SLURM_PROCID` is `7`", "`SLURM_STEP_NUM_TASKS` is `2`"]),
+        (("SLURM_STEP_NUM_TASKS", "1"), ["`SLURM_STEP_NUM_TASKS` is `1`", "`SLURM_STEP_NUM_NODES` is `2`"]),
+        (("SLURM_STEP_NUM_NODES", "3"), ["`SLURM_STEP_NUM_TASKS` is `2`", "`SLURM_STEP_NUM_NODES` is `3`"]),
         (("SLURM_JOB_ID", "x"), ["`SLURM_JOB_ID` is `x`", "not a number"]),
         (("SLURM_HET_SIZE", "2"), ["`SLURM_HET_SIZE` is `2`", "heterogeneous"]),
     ] {
@@ -256,6 +258,7 @@ fn missing_or_wrong_variable_is_named() {
         assert!(parts.iter().all(|part| said.contains(part)), "{changes:?}: {said}");
         assert!(spec("--nnodes 1", &environment).is_ok(), "{changes:?}");
         assert!(spec("--nnodes 2 --master-addr th1 --node-rank 0", &environment).is_ok(), "{changes:?}");
+        assert!(spec("--nnodes 2 --master-addr th1", &environment).is_err(), "{changes:?}");
     }
     let said = spec("", &with(&TASK_PER_RANK, &[("SLURM_LOCALID", "4")])).unwrap_err();
     assert!(
