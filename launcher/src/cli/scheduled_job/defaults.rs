@@ -14,7 +14,7 @@ use crate::cli::settings::{Setting, WrittenOption};
 use rankrun_core::facts::Facts;
 use rankrun_core::spec::rendezvous::NodeRange;
 
-/// Seconds since 1970, of Slurm 22.05 and later.
+/// Seconds since 1970. Slurm 22.05 does not set it, newer versions do.
 const END_TIME: &str = "SLURM_JOB_END_TIME";
 /// Where torchrun's static rendezvous meets when nothing names a port.
 const DEFAULT_PORT: u16 = 29_500;
