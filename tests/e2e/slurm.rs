@@ -1,6 +1,7 @@
 //! Jobs that a real Slurm starts, without an option about nodes: one task on each node, and one for each rank.
 
 use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use harness::{
     Gate, Job, Launch, Name, Outcome, ProcessTracking, Scratch, SlurmCluster, checkout, example, field,
@@ -211,6 +212,25 @@ fn scripts_of_guide() -> Vec<String> {
     blocks.filter(|block| block.starts_with("#!/bin/bash\n")).map(str::to_owned).collect()
 }
 
+/// Knows the options of the guide. The command gets the variables that are named, and mounts of its own.
+const PODMAN: &str = "\
+#!/bin/bash
+while :; do
+  case $1 in
+    run | --rm) shift ;;
+    --network) shift 2 ;;
+    --env) pattern=$2; shift 2 ;;
+    *) break ;;
+  esac
+done
+shift # the image
+variables=(\"PATH=$PATH\" \"HOME=$HOME\" container=podman)
+while IFS= read -r -d '' variable; do
+  case ${variable%%=*} in $pattern) variables+=(\"$variable\") ;; esac
+done < <(env -0)
+exec unshare --mount env -i \"${variables[@]}\" \"$@\"
+";
+
 /// A training program without PyTorch: each rank says where it is, counts its starts, and saves what it is told to save.
 const TRAIN: &str = "\
 import os, signal, sys, time
@@ -330,6 +350,36 @@ fn scripts_of_guide_run() {
     job.start_queued_job();
     let output = job.wait_for_end();
     assert_eq!(count(&output, &["train rank=", "restarts=1", "-restart1", "WORLD_SIZE=2"]), 2, "{output}");
+}
+
+#[test]
+fn container_line_of_guide_runs() {
+    let Some(cluster) = SlurmCluster::start(2, ProcessTracking::Parents) else { return };
+    let text = fs::read_to_string(checkout().join("docs/slurm.md")).expect("the guide is there");
+    let line = text.lines().find(|line| line.contains("podman run")).expect("the guide has it");
+    for (tasks, line) in [(2, line.to_owned()), (1, line.replace("rankrun", "rankrun --nproc-per-node 2"))] {
+        let job = Submission::new(&cluster);
+        let _ = job.scratch.file("bin/podman", PODMAN, 0o755);
+        job.submit(&format!("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node={tasks}\n{line}\n"));
+        let output = job.wait_for_end();
+        let of_world = ["train rank=", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2", "GROUP_WORLD_SIZE=2"];
+        assert_eq!(count(&output, &of_world), 4, "{line}\n{output}");
+    }
+}
+
+/// Slurm 22.05 does not set the variable.
+#[test]
+fn end_of_job_in_variable_ends_it() {
+    let Some(cluster) = SlurmCluster::start(2, ProcessTracking::Parents) else { return };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is right").as_secs();
+    let launch = launch()
+        .args(["--nproc-per-node", "1", "--warn-signal", "USR1@2"])
+        .env("SLURM_JOB_END_TIME", (now + 10).to_string())
+        .worker(["catch=SIGUSR1", "signal=SIGUSR1", "forever"]);
+    let outcome = cluster.srun("-N2 --ntasks-per-node=1", launch).run();
+    outcome.expect_exit_code(124);
+    assert_eq!(outcome.lines_with("got SIGUSR1 rank=").len(), 2, "{outcome}");
+    cluster.expect_empty();
 }
 
 #[test]
