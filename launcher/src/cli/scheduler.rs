@@ -133,7 +133,7 @@ pub(super) fn find_step(facts: &Facts) -> Option<Step> {
 
 /// Whether this is typed into the shell of `srun --pty`, whose other tasks have ended: they have no input. A task of an
 /// inner `srun` inherits the port, and has no terminal.
-fn is_in_shell_of_pty(facts: &Facts) -> bool {
+pub(super) fn is_in_shell_of_pty(facts: &Facts) -> bool {
     let number = |name: &str| facts.variable(name)?.to_str()?.trim().parse::<u32>().ok();
     number("SLURM_PTY_PORT").is_some()
         && facts.world().is_terminal(StandardStream::Input)
