@@ -102,8 +102,8 @@ fn store_host(
     hosts: &Setting<Vec<String>>,
     given: &[WrittenOption],
 ) -> Result<(u32, Setting<String>), CliError> {
-    let excluded = find(given, "exclude-node");
-    let names = excluded.and_then(|written| NodeNames::from_text(&written.setting.value));
+    let excluded = find(given, "exclude-node").map(|written| &written.setting);
+    let names = excluded.and_then(|names| NodeNames::from_text(&names.value));
     let is_excluded =
         |host: &str| names.iter().flat_map(|NodeNames(names)| names).any(|name| is_own_name(name, host));
     let mut left = (0..).zip(&hosts.value).filter(|(_, host)| !is_excluded(host));
@@ -120,13 +120,7 @@ fn store_host(
         (Some((rank, host)), _) if count >= needed => {
             Ok((rank, Setting { origin: hosts.origin.clone(), value: host.clone() }))
         }
-        (_, written) => {
-            let (origin, value) = written.map_or_else(
-                || (hosts.origin.clone(), String::new()),
-                |written| {
-                    (written.setting.origin.clone(), written.setting.value.to_string_lossy().into_owned())
-                },
-            );
+        (_, Some(Setting { origin, value })) => {
             let problem = format!(
                 "which leaves {count} of the {all} nodes of {}, and the job needs {needed}",
                 hosts.origin
@@ -134,8 +128,9 @@ fn store_host(
             let hint = format!(
                 "start one task on each node, and take a range: `--rdzv-backend c10d --nnodes 1:{all}`"
             );
-            Err(SettingError::of_value(origin, value, problem, hint).into())
+            Err(SettingError::of_value(origin.clone(), value.to_string_lossy(), problem, hint).into())
         }
+        (_, None) => Err(no_address(job, "--master-addr")),
     }
 }
 
