@@ -1,6 +1,7 @@
 //! Jobs that a real Slurm starts, without an option about nodes: one task on each node, and one for each rank.
 
 use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use harness::{
     Gate, Job, Launch, Name, Outcome, ProcessTracking, Scratch, SlurmCluster, checkout, example, field,
@@ -52,19 +53,16 @@ fn expected_places(nodes: &[u32]) -> Vec<String> {
 #[track_caller]
 fn form_one_job(cluster: &SlurmCluster, size: u32) {
     let two_each = vec![2; usize::try_from(size).expect("it is small")];
-    let mut uneven = two_each.clone();
+    // Slurm fills the first node.
+    let mut uneven = vec![1; two_each.len()];
     uneven[0] = 3;
     let tasks = uneven.iter().sum::<u32>();
     for (step, options, nodes) in [
         (format!("-N{size} --ntasks-per-node=1"), &["--nproc-per-node", "2"][..], two_each.clone()),
         (format!("-N{size} --ntasks-per-node=2"), &[], two_each),
-        (format!("-N{size} -n{tasks} -m arbitrary"), &[], uneven),
+        (format!("-N{size} -n{tasks}"), &[], uneven),
         ("-N1 -n3".to_owned(), &[], vec![3]),
     ] {
-        // Slurm deals out other numbers by a list of hosts alone.
-        let hosts = (1..).zip(&nodes).flat_map(|(host, count)| (0..*count).map(move |_| format!("th{host}")));
-        let list = hosts.collect::<Vec<_>>().join(",");
-        let step = if step.ends_with("arbitrary") { format!("{step} -w {list}") } else { step };
         let outcome = cluster.srun(&step, launch().args(options.iter().copied()).worker(MEET)).run();
         outcome.expect_exit_code(0);
         assert_eq!(places(&outcome), expected_places(&nodes), "srun {step}\n{outcome}");
@@ -72,11 +70,30 @@ fn form_one_job(cluster: &SlurmCluster, size: u32) {
     }
 }
 
+/// Task 0 is on the second node of the list.
+#[track_caller]
+fn arbitrary_tasks_meet_or_end_at_once(cluster: &SlurmCluster) {
+    let step = "-N2 -n3 -m arbitrary -w th2,th1,th2";
+    let outcome = cluster.srun(step, launch().worker(MEET)).run();
+    outcome.expect_stderr("-m block").expect_absent("finished");
+    assert_eq!(outcome.lines_with("nothing says on which node").len(), 3, "{outcome}");
+    let outcome = cluster.srun(step, launch().args(["--master-addr", "th2"]).worker(MEET)).run();
+    outcome.expect_exit_code(0);
+    let places = places(&outcome);
+    assert_eq!(
+        places,
+        ["0 of 3, node 1 of 2, local 0", "1 of 3, node 0 of 2, local 0", "2 of 3, node 1 of 2, local 1"],
+        "{outcome}"
+    );
+    cluster.expect_empty();
+}
+
 #[test]
 fn each_shape_of_step_is_one_job() {
     let size = if is_soak() { 4 } else { 2 };
     let Some(cluster) = SlurmCluster::start(size, ProcessTracking::Parents) else { return };
     form_one_job(&cluster, u32::try_from(size).expect("it is small"));
+    arbitrary_tasks_meet_or_end_at_once(&cluster);
     host_lists_are_read_as_slurm_does(&cluster);
 }
 
@@ -194,6 +211,25 @@ fn scripts_of_guide() -> Vec<String> {
     let blocks = text.split("```bash\n").skip(1).filter_map(|rest| rest.split("```").next());
     blocks.filter(|block| block.starts_with("#!/bin/bash\n")).map(str::to_owned).collect()
 }
+
+/// Knows the options of the guide. The command gets the variables that are named, and mounts of its own.
+const PODMAN: &str = "\
+#!/bin/bash
+while :; do
+  case $1 in
+    run | --rm) shift ;;
+    --network) shift 2 ;;
+    --env) pattern=$2; shift 2 ;;
+    *) break ;;
+  esac
+done
+shift # the image
+variables=(\"PATH=$PATH\" \"HOME=$HOME\" container=podman)
+while IFS= read -r -d '' variable; do
+  case ${variable%%=*} in $pattern) variables+=(\"$variable\") ;; esac
+done < <(env -0)
+exec unshare --mount env -i \"${variables[@]}\" \"$@\"
+";
 
 /// A training program without PyTorch: each rank says where it is, counts its starts, and saves what it is told to save.
 const TRAIN: &str = "\
@@ -315,6 +351,36 @@ fn scripts_of_guide_run() {
     job.start_queued_job();
     let output = job.wait_for_end();
     assert_eq!(count(&output, &["train rank=", "restarts=1", "-restart1", "WORLD_SIZE=2"]), 2, "{output}");
+}
+
+#[test]
+fn container_line_of_guide_runs() {
+    let Some(cluster) = SlurmCluster::start(2, ProcessTracking::Parents) else { return };
+    let text = fs::read_to_string(checkout().join("docs/slurm.md")).expect("the guide is there");
+    let line = text.lines().find(|line| line.contains("podman run")).expect("the guide has it");
+    for (tasks, line) in [(2, line.to_owned()), (1, line.replace("rankrun", "rankrun --nproc-per-node 2"))] {
+        let job = Submission::new(&cluster);
+        let _ = job.scratch.file("bin/podman", PODMAN, 0o755);
+        job.submit(&format!("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node={tasks}\n{line}\n"));
+        let output = job.wait_for_end();
+        let of_world = ["train rank=", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2", "GROUP_WORLD_SIZE=2"];
+        assert_eq!(count(&output, &of_world), 4, "{line}\n{output}");
+    }
+}
+
+/// Slurm 22.05 does not set the variable.
+#[test]
+fn end_of_job_in_variable_ends_it() {
+    let Some(cluster) = SlurmCluster::start(2, ProcessTracking::Parents) else { return };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is right").as_secs();
+    let launch = launch()
+        .args(["--nproc-per-node", "1", "--warn-signal", "USR1@2"])
+        .env("SLURM_JOB_END_TIME", (now + 10).to_string())
+        .worker(["catch=SIGUSR1", "signal=SIGUSR1", "forever"]);
+    let outcome = cluster.srun("-N2 --ntasks-per-node=1", launch).run();
+    outcome.expect_exit_code(124);
+    assert_eq!(outcome.lines_with("got SIGUSR1 rank=").len(), 2, "{outcome}");
+    cluster.expect_empty();
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use clap::{Arg, Args};
+use rankrun_contract::env::{GROUP_RANK, GROUP_WORLD_SIZE};
 use rankrun_contract::rank::LocalWorldSize;
 
 use super::behind::options_behind_notice;
@@ -14,6 +15,7 @@ use super::hosts::names_hosts;
 use super::normalise::asks_for_text;
 use super::option::{Kind, LaunchOption, command, options};
 use super::resolve::resolve;
+use super::scheduled_job::Number;
 use super::settings::{Setting, Settings, config_path, merge, parse_with};
 use super::subcommand::{ExplainArgs, find_subcommand};
 use super::suggest::similar_option_of;
@@ -52,6 +54,13 @@ fn origins_of(settings: &Settings<'_>) -> Origins {
     let text = |text: &Setting<String>| Setting { origin: text.origin.clone(), value: (&text.value).into() };
     given.extend(settings.config.graces().iter().map(|(cause, grace)| (cause.setting(), text(grace))));
     given.extend(settings.config.rules().first().map(|rule| ("restart-rules", text(&rule.text))));
+    if let Some(job) = settings.job.as_ref().filter(|job| job.on_node.is_some()) {
+        let number = |number: &Number| Setting {
+            origin: number.origin.clone(),
+            value: number.value.to_string().into(),
+        };
+        given.extend([(GROUP_RANK, number(&job.node_rank)), (GROUP_WORLD_SIZE, number(&job.nodes))]);
+    }
     let of_launch = options(CliFlavor::Rankrun).filter(|option| !asks_for_text(option));
     Origins { given, options: of_launch.map(known_option).collect() }
 }

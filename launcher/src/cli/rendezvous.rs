@@ -11,7 +11,7 @@ use rankrun_contract::rank::{NodeCount, RunId};
 
 use conf::{C10D_KEYS, ConfItem, STATIC_KEYS, read_conf, unknown_key_notices};
 pub(super) use nodes::parse_nodes;
-use nodes::{Nodes, check_empty_run_id, pod_index, rank_among, rank_in_order};
+use nodes::{Nodes, check_empty_run_id, pod_index, rank_among, rank_in_order, refuse_pod_without_address};
 pub(super) use times::LeaseTime;
 use times::{OF_C10D, OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
@@ -183,7 +183,12 @@ fn choose_mode(
         },
     };
     let (host, named_by) = match settings.get(&settings.args.torchrun.master_addr) {
-        None => ("127.0.0.1".to_owned(), None),
+        None => {
+            if is_many {
+                refuse_pod_without_address(settings, "PET_MASTER_ADDR", "")?;
+            }
+            ("127.0.0.1".to_owned(), None)
+        }
         Some(Setting { origin, value }) => (usable_host(&origin, &value, value.trim_start())?, Some(origin)),
     };
     Ok(Mode::Static(NamedEndpoint { host, port, named_by }))
@@ -231,6 +236,7 @@ fn resolve_c10d(
         }
         None => {
             if is_many {
+                refuse_pod_without_address(settings, "PET_RDZV_ENDPOINT", ":29400")?;
                 notices.push(Notice::OnThisMachine { port: C10D_PORT });
             }
             NamedEndpoint { host: "localhost".to_owned(), port: C10D_PORT, named_by: None }

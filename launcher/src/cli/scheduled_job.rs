@@ -39,8 +39,8 @@ pub(super) struct ScheduledJob {
     pub(super) task: Number,
     /// The tasks on this node, where each task is a rank; nothing where each is a node.
     pub(super) on_node: Option<TasksOnNode>,
-    /// The host of the first task, where the environment names it.
-    pub(super) first_host: Option<Setting<String>>,
+    /// The hosts of the nodes in the order of their ranks, where the environment names them and the first one has task 0.
+    pub(super) hosts: Option<Setting<Vec<String>>>,
     /// A port that no other step of this scheduler is likely to have.
     pub(super) port: Option<Setting<u16>>,
     /// Another one for each incarnation of the job: what is left of an older one finds no store of this one.
@@ -85,9 +85,8 @@ pub(super) fn find_scheduled_job(
     if cli_flavor == CliFlavor::Torchrun || is_for_one_node(given) {
         return Ok(None);
     }
-    let job = match find_step(facts).map(|step| (step, step.all)) {
-        Some((step, Some(tasks))) => read_job(&step, tasks, facts).map(Some),
-        Some((_, None)) => Ok(None),
+    let job = match find_step(facts) {
+        Some(step) => read_job(&step, facts),
         None => pbs::find(facts),
     };
     match job {
@@ -96,19 +95,23 @@ pub(super) fn find_scheduled_job(
     }
 }
 
-fn read_job(step: &Step, tasks: Tasks, facts: &Facts) -> Result<ScheduledJob, CliError> {
+fn read_job(step: &Step, facts: &Facts) -> Result<Option<ScheduledJob>, CliError> {
     let variable = |name: &str| facts.variable(name).and_then(|value| value.to_str());
-    let environment = TaskEnvironment { variable: &variable, tasks };
+    let environment = TaskEnvironment { variable: &variable, step };
+    let is_one_node = step.starter != Starter::Slurm || step.nodes == 1;
+    if environment.number(step.starter.task_count())?.value == 1 && is_one_node {
+        return Ok(None);
+    }
     let job = match &step.starter {
         Starter::Slurm => slurm::read(&environment)?,
-        Starter::Mpi(names) => mpi::read(&environment, names, step, facts)?,
+        Starter::Mpi(names) => mpi::read(&environment, names, facts)?,
     };
     is_below(&job.node_rank, &job.nodes)?;
     is_below(&job.task, &job.tasks)?;
     if let Some(TasksOnNode { count, index, .. }) = &job.on_node {
         is_below(index, count)?;
     }
-    Ok(job)
+    Ok(Some(job))
 }
 
 fn is_below(index: &Number, count: &Number) -> Result<(), CliError> {
@@ -124,8 +127,7 @@ const PASS_ALL: &str = "start the launcher with the environment that the schedul
 /// The variables of one task.
 struct TaskEnvironment<'a> {
     variable: Variables<'a>,
-    /// What says that there are several.
-    tasks: Tasks,
+    step: &'a Step,
 }
 
 impl<'a> TaskEnvironment<'a> {
@@ -138,10 +140,12 @@ impl<'a> TaskEnvironment<'a> {
     }
 
     fn missing(&self, name: &str) -> CliError {
-        let Tasks { variable, count } = self.tasks;
+        let (variable, place) = match self.step.all {
+            Some(Tasks { variable, count }) => (variable, format!("one of {count} tasks")),
+            None => (self.step.sign, "a task of a step".to_owned()),
+        };
         let message = format!(
-            "`{name}` is not set, and `{variable}` says that this is one of {count} tasks: each task would run a \
-             separate job"
+            "`{name}` is not set, and `{variable}` says that this is {place}: each task would run a separate job"
         );
         CliError::refused(
             message,
@@ -158,10 +162,6 @@ impl<'a> TaskEnvironment<'a> {
                 Err(SettingError::of_value(origin, text, "which is not a number from 0 up", PASS_ALL).into())
             }
         }
-    }
-
-    fn tasks(&self) -> Number {
-        variable_value(self.tasks.variable, self.tasks.count)
     }
 }
 
@@ -185,7 +185,7 @@ fn is_for_one_node(given: &[WrittenOption]) -> bool {
 /// Whether nothing is to be learnt from the scheduler.
 fn says_all(given: &[WrittenOption]) -> bool {
     let has = |long: &str| find(given, long).is_some_and(|written| !written.setting.value.is_empty());
-    has("nnodes") && (has("rdzv-endpoint") || has("master-addr"))
+    has("nnodes") && has("node-rank") && (has("rdzv-endpoint") || has("master-addr"))
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 //!
 //! Slurm sets `SLURM_PROCID` in a batch script too, which is not a task of a step: there `SLURM_STEP_ID` is missing or
 //! one of the large numbers that mean the script itself, and `SLURM_TASKS_PER_NODE` counts tasks that are still to be
-//! started. `srun` alone sets `SLURM_STEP_NUM_TASKS` and `SLURM_STEP_TASKS_PER_NODE`.
+//! started. `srun` alone sets the `SLURM_STEP_*` variables: one of them shows a step, also where others are missing.
 
 use std::ffi::OsStr;
 
 use super::nesting::is_inside_worker;
-use rankrun_core::facts::Facts;
+use rankrun_core::facts::{Facts, StandardStream};
 
 /// What started the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,12 +30,24 @@ pub(super) struct Tasks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) starter: Starter,
+    /// The variable that shows it.
+    pub(super) sign: &'static str,
     /// On all nodes, where there are several.
     pub(super) all: Option<Tasks>,
     /// On this node, where there are several.
     pub(super) here: Option<Tasks>,
     /// How many nodes have such tasks.
     pub(super) nodes: u32,
+}
+
+impl Starter {
+    /// The variable with the number of tasks on all nodes.
+    pub(super) fn task_count(self) -> &'static str {
+        match self {
+            Self::Slurm => STEP_TASKS,
+            Self::Mpi(names) => names.all,
+        }
+    }
 }
 
 /// The names under which one MPI launcher tells its tasks of each other, and its own words.
@@ -93,7 +105,20 @@ static MPI: [MpiNames; 6] = [
     mpi(["PMI_SIZE", "PMI_LOCAL_SIZE", "PMI_RANK", "PMI_LOCAL_RANK"], HYDRA),
 ];
 /// Open MPI up to version 4 says it; otherwise the sizes do.
-const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
+pub(super) const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
+/// Several MPI launchers set them, and `srun --mpi=pmi2`.
+pub(super) const PMI: [&str; 2] = ["PMI_SIZE", "PMI_RANK"];
+const STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+const STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// What `srun` sets for its tasks alone.
+const OF_STEP: [&str; 6] = [
+    STEP_TASKS,
+    STEP_TASKS_PER_NODE,
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_ID",
+    "SLURM_STEPID",
+];
 /// Slurm's numbers from here on are not steps: 4294967291 is the batch script, 4294967290 the shell of `salloc`.
 const NO_STEP: u32 = 0xffff_fff0;
 
@@ -102,7 +127,17 @@ pub(super) fn find_step(facts: &Facts) -> Option<Step> {
     if is_inside_worker(facts) {
         return None;
     }
-    step_of(|name| facts.variable(name).and_then(OsStr::to_str))
+    let step = step_of(|name| facts.variable(name).and_then(OsStr::to_str));
+    step.filter(|step| step.starter != Starter::Slurm || !is_in_shell_of_pty(facts))
+}
+
+/// Whether this is typed into the shell of `srun --pty`, whose other tasks have ended: they have no input. A task of an
+/// inner `srun` inherits the port, and has no terminal.
+pub(super) fn is_in_shell_of_pty(facts: &Facts) -> bool {
+    let number = |name: &str| facts.variable(name)?.to_str()?.trim().parse::<u32>().ok();
+    number("SLURM_PTY_PORT").is_some()
+        && facts.world().is_terminal(StandardStream::Input)
+        && number("SLURM_TASK_PID") != Some(facts.world().process_id())
 }
 
 /// How many nodes the Slurm allocation has, where several.
@@ -114,13 +149,21 @@ pub(super) fn nodes_of_allocation(facts: &Facts) -> Option<u32> {
 }
 
 fn step_of<'a>(variable: impl Fn(&str) -> Option<&'a str>) -> Option<Step> {
-    let mpi = |is_it: fn(&MpiNames) -> &'static str| {
-        let names = MPI.iter().find(|names| number(&variable, is_it(names)).is_some())?;
-        Some(step_of_mpi(names, &variable))
+    let is_set = |name: &&str| variable(name).is_some_and(|value| !value.trim().is_empty());
+    let mpi = |names: &'static MpiNames, signs: &[&'static str]| {
+        let sign = signs.iter().copied().filter(|name| !PMI.contains(name)).find(is_set)?;
+        Some(step_of_mpi(names, sign, &variable))
     };
-    // `mpirun` may start its own daemons as a step of one task on each node. But `srun --mpi=pmi2` sets `PMI_SIZE` too,
-    // though no local size.
-    mpi(|names| names.here).or_else(|| step_of_slurm(&variable)).or_else(|| mpi(|names| names.all))
+    // `jsrun` sets some names of Open MPI too.
+    let with_count = || MPI.iter().find_map(|names| mpi(names, &[names.here]));
+    let with_any = || MPI.iter().find_map(|names| mpi(names, &[names.local_rank, names.all, names.rank]));
+    let pmi = || {
+        let sign = PMI.into_iter().find(is_set)?;
+        let names = MPI.iter().find(|names| names.all == PMI[0])?;
+        Some(step_of_mpi(names, sign, &variable))
+    };
+    // `mpirun` may start its own daemons as a step of one task on each node.
+    with_count().or_else(with_any).or_else(|| step_of_slurm(&variable)).or_else(pmi)
 }
 
 fn number<'a>(variable: &impl Fn(&str) -> Option<&'a str>, name: &str) -> Option<u32> {
@@ -131,39 +174,40 @@ fn several(tasks: Tasks) -> Option<Tasks> {
     Some(tasks).filter(|tasks| tasks.count > 1)
 }
 
-fn step_of_mpi<'a>(names: &'static MpiNames, variable: &impl Fn(&str) -> Option<&'a str>) -> Step {
+fn step_of_mpi<'a>(
+    names: &'static MpiNames,
+    sign: &'static str,
+    variable: &impl Fn(&str) -> Option<&'a str>,
+) -> Step {
     let tasks = |name| number(variable, name).and_then(|count| several(Tasks { variable: name, count }));
     let here = tasks(names.here);
     let all = tasks(names.all).or(here);
     let nodes = number(variable, OPEN_MPI_NODES);
-    Step { starter: Starter::Mpi(names), all, here, nodes: nodes.unwrap_or_else(|| count_nodes(all, here)) }
+    let nodes = nodes.unwrap_or_else(|| count_nodes(all, here));
+    Step { starter: Starter::Mpi(names), sign, all, here, nodes }
 }
 
 fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step> {
-    let task = number(variable, "SLURM_PROCID")?;
-    let node = number(variable, "SLURM_NODEID").unwrap_or(0);
-    let id = variable("SLURM_STEP_ID").or_else(|| variable("SLURM_STEPID"));
-    let has_number = id.is_some_and(|id| id.trim().parse().is_ok_and(|id: u32| id < NO_STEP));
-    if id.is_some() && !has_number {
+    let text = |name: &str| variable(name).map(str::trim).filter(|value| !value.is_empty());
+    // A batch script is number 0 too.
+    let is_later_task = || text("SLURM_PROCID").filter(|task| *task != "0").map(|_| "SLURM_PROCID");
+    let sign = OF_STEP.into_iter().find(|name| text(name).is_some()).or_else(is_later_task)?;
+    let id = text("SLURM_STEP_ID").or_else(|| text("SLURM_STEPID"));
+    if id.is_some_and(|id| id.parse().is_ok_and(|id: u32| id >= NO_STEP)) {
         return None;
     }
+    let node = number(variable, "SLURM_NODEID").unwrap_or(0);
     let of = |name: &'static str| {
         let count = tasks_on(variable(name)?, node)?;
         Some(Tasks { variable: name, count })
     };
-    let of_the_job = || of("SLURM_TASKS_PER_NODE").or_else(|| of("SLURM_NTASKS_PER_NODE"));
-    let in_a_step = has_number || task > 0;
-    let here = of("SLURM_STEP_TASKS_PER_NODE").or_else(|| in_a_step.then(of_the_job).flatten());
-    const ALL: &str = "SLURM_STEP_NUM_TASKS";
-    let all = number(variable, ALL).map(|count| Tasks { variable: ALL, count });
-    if here.is_none() && all.is_none() {
-        return None;
-    }
+    let here =
+        [STEP_TASKS_PER_NODE, "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"].into_iter().find_map(of);
     let here = here.and_then(several);
+    let all = number(variable, STEP_TASKS).map(|count| Tasks { variable: STEP_TASKS, count });
     let all = all.and_then(several).or(here);
-    let nodes = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"].iter().find_map(|name| number(variable, name));
-    let nodes = nodes.unwrap_or_else(|| count_nodes(all, here));
-    Some(Step { starter: Starter::Slurm, all, here, nodes })
+    let nodes = number(variable, "SLURM_STEP_NUM_NODES").unwrap_or_else(|| count_nodes(all, here));
+    Some(Step { starter: Starter::Slurm, sign, all, here, nodes })
 }
 
 /// Where each node has as many tasks as this one.
@@ -207,7 +251,6 @@ mod tests {
             (vec![], None),
             // A batch script: the tasks are still to come.
             (vec![("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "8(x2)")], None),
-            (vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "batch"), ("SLURM_NTASKS_PER_NODE", "8")], None),
             (
                 vec![("SLURM_PROCID", "0"), ("SLURM_STEPID", "4294967291"), ("SLURM_NTASKS_PER_NODE", "8")],
                 None,
@@ -254,7 +297,7 @@ mod tests {
             (vec![("SLURM_PROCID", "0"), (ALL, "3")], Some((ALL, 3, 3))),
             (slurm("1"), None),
             (slurm(""), None),
-            (vec![(ALL, "2")], None),
+            (vec![(ALL, "2")], Some((ALL, 2, 2))),
             (with(vec![("SLURM_STEP_NUM_NODES", "1")]), Some((ALL, 2, 1))),
             // The shell of `salloc`, where it is a step.
             (vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "4294967290"), (ALL, "2")], None),

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::option::{Kind, LaunchOption};
-use super::scheduler::{MpiNames, Starter, Step, find_step, nodes_of_allocation};
+use super::scheduler::{MpiNames, Starter, Step, find_step, is_in_shell_of_pty, nodes_of_allocation};
 use super::settings::{CommandLine, Settings, WrittenOption};
 use rankrun_core::notice::{Notice, SeparateJobs};
 use rankrun_core::shell::quote::{for_people, for_shell};
@@ -68,7 +68,9 @@ impl SingleJobLine<'_> {
 
     /// torchrun learns nothing from Slurm. The shell runs inside the task: only there `SLURM_STEP_NODELIST` is set.
     fn of_slurm(&self, nodes: u32, here: Option<u32>) -> String {
-        let srun = srun(nodes);
+        // The step of the shell has all of the allocation.
+        let overlap = if is_in_shell_of_pty(self.settings.facts) { " --overlap" } else { "" };
+        let srun = format!("{}{overlap}", srun(nodes));
         // `srun` gives a task one CPU without `--cpus-per-task`.
         let cpus = self.settings.facts.variable("SLURM_CPUS_ON_NODE").and_then(OsStr::to_str);
         let cpus = cpus.and_then(|cpus| cpus.parse().ok()).filter(|cpus: &u32| *cpus > 1);

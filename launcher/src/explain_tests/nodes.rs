@@ -203,3 +203,26 @@ fn nodes_are_described_in_text_and_json() {
     assert!(script.contains("It expects the store at $MASTER_ADDR:$MASTER_PORT"), "{script}");
     assert!(script.contains("`WORLD_SIZE` is not set: the nodes of the job agree on it"), "{script}");
 }
+
+#[test]
+fn numbers_of_machine_come_from_scheduler_where_each_task_is_a_rank() {
+    let step = [
+        ("SLURM_JOB_ID", "9"),
+        ("SLURM_STEP_ID", "3"),
+        ("SLURM_STEP_NUM_NODES", "2"),
+        ("SLURM_STEP_NODELIST", "n[1-2]"),
+        ("SLURM_NODEID", "1"),
+        ("SLURM_PROCID", "3"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x2)"),
+    ];
+    let task = explained("rankrun explain x.py", &step);
+    for (name, value, source) in
+        [("GROUP_RANK", "1", "SLURM_NODEID"), ("GROUP_WORLD_SIZE", "2", "SLURM_STEP_NUM_NODES")]
+    {
+        let found = variable(&task, name);
+        let source = SettingOrigin::Variable { name: source.to_owned() };
+        assert_eq!((found.value, found.source), (known(value), source), "{name}");
+    }
+}

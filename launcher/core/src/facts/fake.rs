@@ -28,6 +28,7 @@ pub struct FakeWorld {
     queries: QueryLog,
     is_inside: bool,
     ports_in_use: Vec<u16>,
+    has_terminal: bool,
 }
 
 /// What was asked of the hardware, in order; clones of a world write into one list.
@@ -51,6 +52,7 @@ impl Default for FakeWorld {
             queries: QueryLog::default(),
             is_inside: true,
             ports_in_use: Vec::new(),
+            has_terminal: false,
         };
         nothing.folder("/job").folder("/tmp")
     }
@@ -99,6 +101,12 @@ impl FakeWorld {
     /// This process descends from no other.
     pub fn elsewhere(mut self) -> Self {
         self.is_inside = false;
+        self
+    }
+
+    /// The standard streams are a terminal.
+    pub fn terminal(mut self) -> Self {
+        self.has_terminal = true;
         self
     }
 
@@ -203,7 +211,7 @@ impl World for FakeWorld {
     }
 
     fn is_terminal(&self, _stream: StandardStream) -> bool {
-        false
+        self.has_terminal
     }
 
     fn host_name(&self) -> String {

@@ -124,6 +124,24 @@ pub(super) fn pod_index(settings: &Settings<'_>) -> Result<Option<Setting<i128>>
     }
 }
 
+/// Each pod of several would look for the store on itself.
+///
+/// # Errors
+/// This is a pod of an Indexed Job.
+pub(super) fn refuse_pod_without_address(
+    settings: &Settings<'_>,
+    variable: &str,
+    port: &str,
+) -> Result<(), CliError> {
+    let Some(Setting { origin, value }) = pod_index(settings)? else { return Ok(()) };
+    let problem =
+        format!("and `{variable}` does not name pod 0, which hosts the store: no pod would find it");
+    let hint = format!(
+        "set it to JOB-0.SERVICE{port}, as in `{variable}=train-0.train{port}`; for separate jobs add `--nnodes 1`"
+    );
+    Err(SettingError::of_value(origin, value, problem, hint).into())
+}
+
 /// The rank of this node in a job of `nodes` nodes; torchrun's 0 where it is not given.
 ///
 /// # Errors

@@ -5,13 +5,16 @@ use std::ffi::OsString;
 
 use super::{Number, ScheduledJob, TasksOnNode, find, nodes_of};
 use crate::cli::error::{CliError, Origin, SettingError};
+use crate::cli::exclude_node::{NodeNames, is_own_name};
 use crate::cli::nesting::is_inside_worker;
-use crate::cli::option::{LaunchOption, find_option};
+use crate::cli::option::{FromText, LaunchOption, find_option};
 use crate::cli::python_text::parse_int;
+use crate::cli::scheduler::Starter;
 use crate::cli::settings::{Setting, WrittenOption};
 use rankrun_core::facts::Facts;
+use rankrun_core::spec::rendezvous::NodeRange;
 
-/// Seconds since 1970, of Slurm 22.05 and later.
+/// Seconds since 1970. Slurm 22.05 does not set it, newer versions do.
 const END_TIME: &str = "SLURM_JOB_END_TIME";
 /// Where torchrun's static rendezvous meets when nothing names a port.
 const DEFAULT_PORT: u16 = 29_500;
@@ -59,25 +62,25 @@ pub(in crate::cli) fn add_settings_of_job(
 }
 
 /// The static rendezvous by default: each node has the rank that the scheduler gave it, and all meet at one port. Under
-/// c10d, for a number of nodes that may change, the first node hosts.
+/// c10d, for a number of nodes that may change, the first node that takes part hosts.
 fn add_place(job: &ScheduledJob, given: &mut Vec<WrittenOption>) -> Result<(), CliError> {
     let is_filled = |long: &str| find(given, long).is_some_and(|written| !written.setting.value.is_empty());
     if is_filled("rdzv-endpoint") {
         return Ok(());
     }
-    let is_c10d = find(given, "rdzv-backend").is_some_and(|backend| backend.setting.value == "c10d");
+    let is_c10d = is_c10d(given);
     let is_one_node = job.nodes.value == 1;
     let port = job.port.as_ref().map_or(DEFAULT_PORT, |port| port.value);
-    let place = match &job.first_host {
-        _ if is_one_node => Setting { origin: job.nodes.origin.clone(), value: "127.0.0.1".to_owned() },
-        Some(host) => host.clone(),
+    let (rank, place) = match &job.hosts {
+        _ if is_one_node => (0, Setting { origin: job.nodes.origin.clone(), value: "127.0.0.1".to_owned() }),
+        Some(hosts) => store_host(job, hosts, given)?,
         None if is_filled("master-addr") && !is_c10d => return Ok(()),
-        None => return Err(no_address(job)),
+        None => return Err(no_address(job, if is_c10d { "--rdzv-endpoint" } else { "--master-addr" })),
     };
     if is_c10d {
         add(given, "rdzv-endpoint", &place.origin, format!("{}:{port}", place.value));
-        let is_first = if job.on_node.is_some() { job.task.value == 0 } else { job.node_rank.value == 0 };
-        add(given, "rdzv-conf", &job.node_rank.origin, format!("is_host={}", u8::from(is_first)));
+        let is_host = if job.on_node.is_some() { job.task.value == 0 } else { job.node_rank.value == rank };
+        add(given, "rdzv-conf", &job.node_rank.origin, format!("is_host={}", u8::from(is_host)));
         return Ok(());
     }
     add(given, "master-addr", &place.origin, &place.value);
@@ -86,30 +89,90 @@ fn add_place(job: &ScheduledJob, given: &mut Vec<WrittenOption>) -> Result<(), C
     Ok(())
 }
 
-fn no_address(job: &ScheduledJob) -> CliError {
+fn is_c10d(given: &[WrittenOption]) -> bool {
+    find(given, "rdzv-backend").is_some_and(|backend| backend.setting.value == "c10d")
+}
+
+/// The first node that takes part, by its rank and its host.
+///
+/// # Errors
+/// `--exclude-node` leaves fewer nodes than the job needs.
+fn store_host(
+    job: &ScheduledJob,
+    hosts: &Setting<Vec<String>>,
+    given: &[WrittenOption],
+) -> Result<(u32, Setting<String>), CliError> {
+    let excluded = find(given, "exclude-node").map(|written| &written.setting);
+    let names = excluded.and_then(|names| NodeNames::from_text(&names.value));
+    let is_excluded =
+        |host: &str| names.iter().flat_map(|NodeNames(names)| names).any(|name| is_own_name(name, host));
+    let mut left = (0..).zip(&hosts.value).filter(|(_, host)| !is_excluded(host));
+    let first = left.next();
+    let count = u32::try_from(left.count() + usize::from(first.is_some())).unwrap_or(u32::MAX);
+    let all = job.nodes.value;
+    // To the rendezvous a task for each rank is a node.
+    let needed = match nodes_of(given).filter(|_| is_c10d(given) && job.on_node.is_none()) {
+        Some(NodeRange { max, .. }) if max.get() > all => 1,
+        Some(NodeRange { min, .. }) => min.get(),
+        None => all,
+    };
+    match (first, excluded) {
+        (Some((rank, host)), _) if count >= needed => {
+            Ok((rank, Setting { origin: hosts.origin.clone(), value: host.clone() }))
+        }
+        (_, Some(Setting { origin, value })) => {
+            let problem = format!(
+                "which leaves {count} of the {all} nodes of {}, and the job needs {needed}",
+                hosts.origin
+            );
+            let hint = format!(
+                "start one task on each node, and take a range: `--rdzv-backend c10d --nnodes 1:{all}`"
+            );
+            Err(SettingError::of_value(origin.clone(), value.to_string_lossy(), problem, hint).into())
+        }
+        (_, None) => Err(no_address(job, "--master-addr")),
+    }
+}
+
+fn no_address(job: &ScheduledJob, option: &str) -> CliError {
     let Number { origin, value } = &job.tasks;
     let message = format!(
         "{origin} says that this is one of {value} tasks, and nothing says on which node the first one is: each task \
          would wait for the others in vain"
     );
-    let hint = "name the node of task 0, as in `--master-addr \"$(hostname)\"` where `mpirun` is typed on it; for \
-                separate jobs add `--nnodes 1`";
+    let hint = if is_of_slurm(job) {
+        format!(
+            "let `srun` deal the tasks out in blocks (`-m block`), or name the node of task 0, as in `{option} HOST`"
+        )
+    } else {
+        format!(
+            "name the node of task 0, as in `{option} \"$(hostname)\"` where `mpirun` is typed on it; for separate jobs \
+             add `--nnodes 1`"
+        )
+    };
     CliError::refused(message, hint)
+}
+
+fn is_of_slurm(job: &ScheduledJob) -> bool {
+    job.tasks.origin == Origin::Variable(Starter::Slurm.task_count().to_owned())
 }
 
 fn refuse_contradictions(job: &ScheduledJob, given: &[WrittenOption]) -> Result<(), CliError> {
     if let Some(nodes) = nodes_of(given) {
         let count = job.nodes.value;
-        let is_fixed = nodes.min == nodes.max;
-        let fits = nodes.min.get() <= count && count <= nodes.max.get();
-        if !fits || (job.on_node.is_some() && !is_fixed) {
-            let hint = if is_fixed {
-                format!(
-                    "leave it out; a job that is larger than its step has a range, as in `--nnodes {count}:{}`",
-                    nodes.max
-                )
-            } else {
-                "start one task on each node; with one for each rank the number is fixed".to_owned()
+        let (min, max) = (nodes.min.get(), nodes.max.get());
+        let is_fixed = min == max;
+        let waits_for_more = max > count && !is_c10d(given);
+        if min > count || max < count || waits_for_more || (job.on_node.is_some() && !is_fixed) {
+            let hint = match (&job.on_node, is_fixed) {
+                (Some(_), false) => {
+                    "start one task on each node; with one for each rank the number is fixed".to_owned()
+                }
+                (None, _) if max > count => format!(
+                    "leave it out; a job that is larger than its step has a range under c10d, as in `--rdzv-backend c10d \
+                     --nnodes {count}:{max}`"
+                ),
+                _ => "leave it out, or start the step on as many nodes".to_owned(),
             };
             return Err(contradiction(given, "nnodes", &job.nodes, "node", &hint));
         }

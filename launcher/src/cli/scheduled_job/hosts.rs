@@ -29,13 +29,13 @@ pub(super) fn batch_job(facts: &Facts) -> Option<BatchJob> {
     Some(BatchJob { port: variable_value(name, port(number, 0, 0)), run_id })
 }
 
-/// The first host of a batch job that has as many as the tasks have nodes. LSF's own first host may be one from which
-/// tasks are only launched.
-pub(super) fn first_host(facts: &Facts, nodes: &Number) -> Option<Setting<String>> {
+/// The hosts of a batch job that has as many as the tasks have nodes. LSF's own first host may be one from which tasks are
+/// only launched.
+pub(super) fn hosts_of_nodes(facts: &Facts, nodes: &Number) -> Option<Setting<Vec<String>>> {
     let wanted = usize::try_from(nodes.value).ok()?;
-    let list = |name: &'static str, hosts: Vec<String>| match hosts.len().checked_sub(wanted)? {
-        0 => Some(variable_value(name, hosts.into_iter().next()?)),
-        1 if name.starts_with("LSB") => Some(variable_value(name, hosts.into_iter().nth(1)?)),
+    let list = |name: &'static str, mut hosts: Vec<String>| match hosts.len().checked_sub(wanted)? {
+        0 => Some(variable_value(name, hosts)),
+        1 if name.starts_with("LSB") => Some(variable_value(name, hosts.split_off(1))),
         _ => None,
     };
     let of_slurm = || list("SLURM_JOB_NODELIST", nodelist::expand(text(facts, "SLURM_JOB_NODELIST")?)?);

@@ -1,9 +1,9 @@
 //! The variables of a task of an MPI launcher. None of them names a host: the batch job does, or an option.
 
-use super::hosts::{BatchJob, batch_job, first_host};
+use super::hosts::{BatchJob, batch_job, hosts_of_nodes};
 use super::{Number, ScheduledJob, TaskEnvironment, TasksOnNode, variable_value};
 use crate::cli::error::{CliError, SettingError};
-use crate::cli::scheduler::{MpiNames, Step};
+use crate::cli::scheduler::{MpiNames, OPEN_MPI_NODES, PMI};
 use rankrun_core::facts::Facts;
 
 /// The job of these tasks.
@@ -14,22 +14,24 @@ use rankrun_core::facts::Facts;
 pub(super) fn read(
     environment: &TaskEnvironment<'_>,
     names: &MpiNames,
-    step: &Step,
     facts: &Facts,
 ) -> Result<ScheduledJob, CliError> {
-    let tasks = environment.tasks();
+    let tasks = environment.number(names.all)?;
     let task = environment.number(names.rank)?;
     let here = match (environment.variable)(names.here) {
-        Some(_) => environment.number(names.here)?,
-        // `PMI_SIZE` alone.
-        None => variable_value(tasks.origin.name().as_str(), tasks.value.div_ceil(step.nodes.max(1))),
+        // Other launchers of PMI do not count the tasks of a node.
+        None if PMI.contains(&environment.step.sign) => variable_value(names.all, 1),
+        _ => environment.number(names.here)?,
     };
     let index = match here.value {
         1 => variable_value(names.here, 0),
         _ => environment.number(names.local_rank)?,
     };
-    let is_block =
-        tasks.value.is_multiple_of(here.value.max(1)) && task.value % here.value.max(1) == index.value;
+    // Each task sees its own node's block alone. Open MPI up to version 4 counts the nodes.
+    let counted = (environment.variable)(OPEN_MPI_NODES).and_then(|count| count.trim().parse::<u32>().ok());
+    let is_block = tasks.value.is_multiple_of(here.value.max(1))
+        && task.value % here.value.max(1) == index.value
+        && counted.is_none_or(|nodes| nodes.checked_mul(here.value) == Some(tasks.value));
     if !is_block {
         return Err(not_in_blocks(&tasks, &here, &task, &index));
     }
@@ -41,7 +43,7 @@ pub(super) fn read(
     let has_own_devices =
         own.is_some_and(|list| u32::try_from(list.split(',').count()).is_ok_and(|count| count < here.value));
     Ok(ScheduledJob {
-        first_host: first_host(facts, &nodes),
+        hosts: hosts_of_nodes(facts, &nodes),
         nodes,
         node_rank: node(task.value / here.value.max(1)),
         on_node: (here.value > 1).then_some(TasksOnNode { count: here, index, has_own_devices }),

@@ -59,7 +59,7 @@ pub(super) fn find(facts: &Facts) -> Result<Option<ScheduledJob>, CliError> {
         tasks: nodes.clone(),
         task: variable_value(NODE, node_rank),
         on_node: None,
-        first_host: hosts::first_host(facts, &nodes),
+        hosts: hosts::hosts_of_nodes(facts, &nodes),
         port,
         run_id,
         nodes,

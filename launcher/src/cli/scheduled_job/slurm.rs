@@ -7,6 +7,8 @@ use crate::cli::scheduler::tasks_on;
 
 const NODE_LIST: &str = "SLURM_STEP_NODELIST";
 const PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// What `srun -m` says.
+const DISTRIBUTION: &str = "SLURM_DISTRIBUTION";
 /// How often the job was requeued.
 const RESTARTS: &str = "SLURM_RESTART_COUNT";
 /// Of a job with parts that `srun` starts by `:`; each part has numbers of its own.
@@ -14,6 +16,8 @@ const PARTS: &str = "SLURM_HET_SIZE";
 /// The variables by which Slurm gives a task its devices.
 const DEVICE_LISTS: [&str; 4] =
     ["SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
+/// How many the step has on this node.
+const ON_NODE: &str = "SLURM_GPUS_ON_NODE";
 
 /// Ports from here on: below the ephemeral ones (`net.ipv4.ip_local_port_range`), and above what daemons use.
 const FIRST_PORT: u16 = 20_000;
@@ -35,6 +39,10 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
     }
     let tasks = environment.number("SLURM_STEP_NUM_TASKS")?;
     let nodes = environment.number("SLURM_STEP_NUM_NODES")?;
+    if tasks.value < nodes.value {
+        let problem = format!("and {} is `{}`: each node of a step has a task", nodes.origin, nodes.value);
+        return Err(SettingError::of_value(tasks.origin, tasks.value, problem, super::PASS_ALL).into());
+    }
     let node_rank = environment.number("SLURM_NODEID")?;
     let on_node = (tasks.value > nodes.value).then(|| tasks_on_node(environment, &node_rank)).transpose()?;
     let job = environment.number("SLURM_JOB_ID")?;
@@ -47,8 +55,11 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
         0 => format!("{}.{step}", job.value),
         restarts => format!("{}.{step}-restart{restarts}", job.value),
     };
+    let hosts = hosts(environment, &nodes)?;
+    // Under it task 0, which hosts the store, may be on any node, and nothing tells the other tasks on which.
+    let is_known = on_node.is_none() || (environment.variable)(DISTRIBUTION) != Some("arbitrary");
     Ok(ScheduledJob {
-        first_host: Some(first_host(environment, &nodes)?),
+        hosts: Some(hosts).filter(|_| is_known),
         task: environment.number("SLURM_PROCID")?,
         port: Some(Setting { origin: job.origin.clone(), value: port(job.value, step, restarts) }),
         run_id: Some(Setting { origin: job.origin, value: id }),
@@ -65,7 +76,7 @@ pub(super) fn port(job: u32, step: u32, restarts: u32) -> u16 {
     FIRST_PORT + u16::try_from(offset).unwrap_or_default()
 }
 
-fn first_host(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<String>, CliError> {
+fn hosts(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<Vec<String>>, CliError> {
     let text = environment.text(NODE_LIST)?;
     let list = variable_value(NODE_LIST, text);
     let hint = "`scontrol show hostnames` reads the list; name the first host by `--master-addr`, and the nodes by \
@@ -77,8 +88,7 @@ fn first_host(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setti
         let problem = format!("which are {} hosts, and {} is `{}`", hosts.len(), nodes.origin, nodes.value);
         return Err(SettingError::of_value(list.origin, text, problem, super::PASS_ALL).into());
     }
-    let first = hosts.into_iter().next().unwrap_or_default();
-    Ok(Setting { origin: list.origin, value: first })
+    Ok(Setting { origin: list.origin, value: hosts })
 }
 
 fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Result<TasksOnNode, CliError> {
@@ -88,19 +98,36 @@ fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Resul
         let origin = variable_value(PER_NODE, ()).origin;
         return Err(SettingError::of_value(origin, text, problem, super::PASS_ALL).into());
     };
+    let count = variable_value(PER_NODE, count);
     Ok(TasksOnNode {
-        count: variable_value(PER_NODE, count),
+        has_own_devices: has_own_devices(environment.variable, &count)?,
         index: environment.number("SLURM_LOCALID")?,
-        has_own_devices: has_own_devices(environment.variable),
+        count,
     })
 }
 
-/// `--gpus-per-task` and `--gpu-bind` leave a task fewer devices than the step has on the node.
-fn has_own_devices(variable: Variables<'_>) -> bool {
-    let Some(on_node) = variable("SLURM_GPUS_ON_NODE").and_then(|count| count.trim().parse::<usize>().ok())
-    else {
-        return false;
+/// `--gpus-per-task` and `--gpu-bind` leave a task fewer devices than the step has on the node, and other ones than the
+/// other tasks have, where there are enough.
+fn has_own_devices(variable: Variables<'_>, tasks: &Number) -> Result<bool, CliError> {
+    let Some(on_node) = variable(ON_NODE).and_then(|count| count.trim().parse::<usize>().ok()) else {
+        return Ok(false);
     };
-    let lists = DEVICE_LISTS.iter().filter_map(|name| variable(name)).filter(|list| !list.is_empty());
-    lists.map(|list| list.split(',').count()).any(|count| count < on_node)
+    let lists = DEVICE_LISTS.iter().filter_map(|name| Some((*name, variable(name)?)));
+    let counts =
+        lists.filter(|(_, list)| !list.is_empty()).map(|(name, list)| (list.split(',').count(), name, list));
+    let Some((count, name, list)) =
+        counts.min_by_key(|(count, ..)| *count).filter(|(count, ..)| *count < on_node)
+    else {
+        return Ok(false);
+    };
+    let tasks = usize::try_from(tasks.value).unwrap_or(usize::MAX);
+    if count.saturating_mul(tasks) <= on_node {
+        return Ok(true);
+    }
+    let problem = format!(
+        "and `{ON_NODE}` is `{on_node}`: {tasks} tasks with so many devices each share some, and nothing says which of \
+         them is this task's"
+    );
+    let hint = "let each task have one of its own (`--gpus-per-task=1`), or all see all (`--gpu-bind=none`)";
+    Err(SettingError::of_value(variable_value(name, ()).origin, list, problem, hint).into())
 }

@@ -1,5 +1,7 @@
 //! Recorded environments of tasks, and what follows from them.
 
+mod mpi;
+
 use std::ffi::OsString;
 
 use crate::cli::{Command, interpret};
@@ -115,6 +117,26 @@ fn task_per_rank_is_node_of_one_worker_with_numbers_of_its_machine() {
 }
 
 #[test]
+fn first_host_of_arbitrary_tasks_must_be_named() {
+    let arbitrary = with(&TASK_PER_RANK, &[("SLURM_DISTRIBUTION", "arbitrary")]);
+    let said = spec("", &arbitrary).unwrap_err();
+    assert!(
+        said.contains("nothing says on which node the first one is") && said.contains("-m block"),
+        "{said}"
+    );
+    assert_eq!(place(&spec("--master-addr gpu09", &arbitrary).unwrap()).1, "gpu09");
+    let c10d = "--rdzv-backend c10d --nnodes 2";
+    let said = spec(&format!("{c10d} --master-addr gpu09"), &arbitrary).unwrap_err();
+    assert!(said.contains("--rdzv-endpoint"), "{said}");
+    assert!(spec(&format!("{c10d} --rdzv-endpoint gpu09"), &arbitrary).is_ok());
+    // Node 0 hosts there, and not task 0.
+    let nodes = with(&TASK_PER_NODE, &[("SLURM_DISTRIBUTION", "arbitrary")]);
+    assert_eq!(place(&spec("", &nodes).unwrap()).1, "th1");
+    let cyclic = with(&TASK_PER_RANK, &[("SLURM_DISTRIBUTION", "cyclic")]);
+    assert_eq!(place(&spec("", &cyclic).unwrap()).1, "gpu07");
+}
+
+#[test]
 fn settings_of_the_user_win() {
     let endpoint = spec("--rdzv-endpoint head:7 --rdzv-id mine", &TASK_PER_NODE).unwrap();
     assert_eq!(place(&endpoint), ("mine".to_owned(), "head".to_owned(), 7, 2, 1));
@@ -135,6 +157,35 @@ fn settings_of_the_user_win() {
 }
 
 #[test]
+fn first_node_that_is_not_excluded_hosts() {
+    let hosts_there = |options: &str, changes: &[_]| {
+        let options = format!("--rdzv-backend c10d --nnodes 1:2 {options}");
+        match spec(&options, &with(&TASK_PER_NODE, changes)).unwrap().rendezvous {
+            RendezvousSpec::C10d { host, is_host, .. } => (host, is_host),
+            other => panic!("{other:?}"),
+        }
+    };
+    let first = [("SLURM_NODEID", "0"), ("SLURM_PROCID", "0")];
+    assert_eq!(hosts_there("--exclude-node th1", &[]), ("th2".to_owned(), Some(true)));
+    assert_eq!(hosts_there("--exclude-node th2.cluster", &first), ("th1".to_owned(), Some(true)));
+    assert_eq!(hosts_there("--exclude-node other", &[]), ("th1".to_owned(), Some(false)));
+    for (options, environment, parts) in [
+        (
+            "--rdzv-backend c10d --nnodes 1:2 --exclude-node th1,th2",
+            &TASK_PER_NODE[..],
+            ["`--exclude-node` is `th1,th2`", "leaves 0 of the 2 nodes of `SLURM_STEP_NODELIST`"],
+        ),
+        ("--exclude-node th1", &TASK_PER_NODE, ["leaves 1 of the 2 nodes", "needs 2"]),
+        ("--rdzv-backend c10d --exclude-node gpu07", &TASK_PER_RANK, ["leaves 1 of the 2 nodes", "needs 2"]),
+    ] {
+        let said = spec(options, environment).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{options}: {said}");
+    }
+    // Another step may bring the others.
+    assert!(spec("--rdzv-backend c10d --nnodes 2:4 --exclude-node th1", &TASK_PER_NODE).is_ok());
+}
+
+#[test]
 fn tasks_of_one_node_meet_on_the_loopback() {
     let one =
         [("SLURM_STEP_NUM_NODES", "1"), ("SLURM_STEP_NODELIST", "gpu07"), ("SLURM_STEP_NUM_TASKS", "4")];
@@ -145,17 +196,27 @@ fn tasks_of_one_node_meet_on_the_loopback() {
 
 #[test]
 fn local_rank_is_zero_where_task_has_own_devices() {
-    let local_rank =
-        |devices: &[_]| spec("", &with(&TASK_PER_RANK, devices)).unwrap().node_task.unwrap().local_rank.0;
+    let resolve = |devices: &[_]| spec("", &with(&TASK_PER_RANK, devices));
+    let local_rank = |devices: &[_]| resolve(devices).unwrap().node_task.unwrap().local_rank.0;
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "0,1,2,3")]), 1);
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "1")]), 0);
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("CUDA_VISIBLE_DEVICES", "2")]), 0);
+    assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "8"), ("CUDA_VISIBLE_DEVICES", "2,3")]), 0);
+    // `--gpu-bind=mask_gpu:0xf,0xf,0xf0,0xf0`: each pair of tasks sees the same four.
+    let said = resolve(&[("SLURM_GPUS_ON_NODE", "8"), ("CUDA_VISIBLE_DEVICES", "0,1,2,3")]).unwrap_err();
+    let parts =
+        ["`CUDA_VISIBLE_DEVICES` is `0,1,2,3`", "`SLURM_GPUS_ON_NODE` is `8`: 4 tasks", "--gpu-bind=none"];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
 }
 
 #[test]
 fn contradictions_are_refused_with_both_values() {
     for (environment, options, parts) in [
         (&TASK_PER_NODE[..], "--nnodes 4", ["`--nnodes` is `4`", "`SLURM_STEP_NUM_NODES` says 2 nodes"]),
+        (&TASK_PER_NODE, "--nnodes 4", ["`--nnodes` is `4`", "`--rdzv-backend c10d --nnodes 2:4`"]),
+        // The static rendezvous would wait for four.
+        (&TASK_PER_NODE, "--nnodes 2:4", ["`--nnodes` is `2:4`", "`--rdzv-backend c10d --nnodes 2:4`"]),
+        (&TASK_PER_NODE, "--nnodes 3:4 --rdzv-backend c10d", ["`--nnodes` is `3:4`", "--nnodes 2:4"]),
         (&TASK_PER_NODE, "--node-rank 0", ["`--node-rank` is `0`", "`SLURM_NODEID` is `1`"]),
         (&TASK_PER_RANK, "--nnodes 5", ["`--nnodes` is `5`", "`SLURM_STEP_NUM_NODES` says 2 nodes"]),
         (&TASK_PER_RANK, "--nnodes 1:2", ["`--nnodes` is `1:2`", "for each rank the number is fixed"]),
@@ -171,6 +232,8 @@ fn contradictions_are_refused_with_both_values() {
     }
     for (environment, options) in [
         (&TASK_PER_NODE[..], "--nnodes 2 --node-rank 1 --nproc-per-node 4"),
+        (&TASK_PER_NODE, "--nnodes 2:4 --rdzv-backend c10d"),
+        (&TASK_PER_NODE, "--nnodes 1:2"),
         (&TASK_PER_RANK, "--nnodes 2 --node-rank 0 --nproc-per-node 1"),
         (&TASK_PER_RANK, "--total-workers 5"),
     ] {
@@ -187,6 +250,8 @@ fn missing_or_wrong_variable_is_named() {
         (("SLURM_STEP_NODELIST", "th[1-3]"), ["which are 3 hosts", "`SLURM_STEP_NUM_NODES` is `2`"]),
         (("SLURM_NODEID", "2"), ["`SLURM_NODEID` is `2`", "`SLURM_STEP_NUM_NODES` is `2`"]),
         (("SLURM_PROCID", "7"), ["`SLURM_PROCID` is `7`", "`SLURM_STEP_NUM_TASKS` is `2`"]),
+        (("SLURM_STEP_NUM_TASKS", "1"), ["`SLURM_STEP_NUM_TASKS` is `1`", "`SLURM_STEP_NUM_NODES` is `2`"]),
+        (("SLURM_STEP_NUM_NODES", "3"), ["`SLURM_STEP_NUM_TASKS` is `2`", "`SLURM_STEP_NUM_NODES` is `3`"]),
         (("SLURM_JOB_ID", "x"), ["`SLURM_JOB_ID` is `x`", "not a number"]),
         (("SLURM_HET_SIZE", "2"), ["`SLURM_HET_SIZE` is `2`", "heterogeneous"]),
     ] {
@@ -195,6 +260,7 @@ fn missing_or_wrong_variable_is_named() {
         assert!(parts.iter().all(|part| said.contains(part)), "{changes:?}: {said}");
         assert!(spec("--nnodes 1", &environment).is_ok(), "{changes:?}");
         assert!(spec("--nnodes 2 --master-addr th1 --node-rank 0", &environment).is_ok(), "{changes:?}");
+        assert!(spec("--nnodes 2 --master-addr th1", &environment).is_err(), "{changes:?}");
     }
     let said = spec("", &with(&TASK_PER_RANK, &[("SLURM_LOCALID", "4")])).unwrap_err();
     assert!(
@@ -203,37 +269,82 @@ fn missing_or_wrong_variable_is_named() {
     );
 }
 
+/// Half of the variables, as a container leaves them that drops some.
 #[test]
-fn mpi_tasks_need_address_of_first_node() {
-    let said = spec("", &OPEN_MPI).unwrap_err();
-    assert!(said.contains("`OMPI_COMM_WORLD_SIZE`") && said.contains("--master-addr"), "{said}");
-    let given = spec("--master-addr n1", &OPEN_MPI).unwrap();
-    assert_eq!(place(&given), ("none".to_owned(), "n1".to_owned(), 29_500, 4, 3));
-    let task = given.node_task.unwrap();
-    assert_eq!((task.local_rank.0, task.node_rank.0, task.nodes.get()), (1, 1, 2));
-    let one_host = spec("", &HYDRA).unwrap();
-    assert_eq!(place(&one_host).1, "127.0.0.1");
-    assert_eq!(one_host.node_task.unwrap().local_world_size.get(), 2);
-    let cyclic = with(&OPEN_MPI, &[("OMPI_COMM_WORLD_LOCAL_RANK", "0")]);
-    let said = spec("--master-addr n1", &cyclic).unwrap_err();
-    assert!(said.contains("equal blocks"), "{said}");
+fn any_variable_of_step_needs_its_partners() {
+    for (environment, changes, parts) in [
+        (
+            &TASK_PER_NODE[..],
+            &[("SLURM_STEP_NUM_TASKS", "")][..],
+            ["`SLURM_STEP_NUM_TASKS` is not set", "`SLURM_STEP_TASKS_PER_NODE` says"],
+        ),
+        (
+            &TASK_PER_NODE,
+            &[("SLURM_STEP_NUM_TASKS", "two")],
+            ["`SLURM_STEP_NUM_TASKS` is `two`", "not a number"],
+        ),
+        (
+            &TASK_PER_NODE,
+            &[("SLURM_STEP_NUM_TASKS", " ")],
+            ["`SLURM_STEP_NUM_TASKS` is not set", "a task of"],
+        ),
+        (&TASK_PER_NODE, &[("SLURM_PROCID", "")], ["`SLURM_PROCID` is not set", "one of 2 tasks"]),
+        (&TASK_PER_NODE, &[("SLURM_STEP_ID", "")], ["`SLURM_STEP_ID` is not set", "one of 2 tasks"]),
+        (&TASK_PER_NODE, &[("SLURM_STEP_ID", "-1")], ["`SLURM_STEP_ID` is `-1`", "not a number"]),
+        (&TASK_PER_NODE, &[("SLURM_STEP_ID", "batch")], ["`SLURM_STEP_ID` is `batch`", "not a number"]),
+        (&[], &[("SLURM_PROCID", "1")], ["`SLURM_STEP_NUM_TASKS` is not set", "`SLURM_PROCID` says"]),
+        (
+            &OPEN_MPI,
+            &[("OMPI_COMM_WORLD_SIZE", "")],
+            ["`OMPI_COMM_WORLD_SIZE` is not set", "`OMPI_COMM_WORLD_LOCAL_SIZE` says"],
+        ),
+        (&OPEN_MPI, &[("OMPI_COMM_WORLD_SIZE", "x")], ["`OMPI_COMM_WORLD_SIZE` is `x`", "not a number"]),
+        (
+            &OPEN_MPI,
+            &[("OMPI_COMM_WORLD_LOCAL_SIZE", "")],
+            ["`OMPI_COMM_WORLD_LOCAL_SIZE` is not set", "one of 4 tasks"],
+        ),
+        (
+            &[],
+            &[("OMPI_COMM_WORLD_RANK", "1")],
+            ["`OMPI_COMM_WORLD_SIZE` is not set", "`OMPI_COMM_WORLD_RANK` says"],
+        ),
+        (&[], &[("PMI_RANK", "1")], ["`PMI_SIZE` is not set", "`PMI_RANK` says"]),
+        (&[], &[("PMI_SIZE", "many")], ["`PMI_SIZE` is `many`", "not a number"]),
+    ] {
+        let environment = with(environment, changes);
+        let said = spec("", &environment).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{changes:?}: {said}");
+        for options in ["--nnodes 1", "--standalone", "--nnodes 2 --node-rank 0 --master-addr th1"] {
+            assert!(spec(options, &environment).is_ok(), "{changes:?}: {options}");
+        }
+    }
 }
 
 #[test]
-fn batch_job_names_first_host_of_mpi_tasks() {
-    for (more, host) in [
-        (("SLURM_JOB_NODELIST", "n[3-4]"), "n3"),
-        (("LSB_MCPU_HOSTS", "h1 2 h2 2"), "h1"),
-        // Tasks of `jsrun` are not on the host of the script.
-        (("LSB_MCPU_HOSTS", "batch2 1 h41 2 h42 2"), "h41"),
-        (("LSB_HOSTS", "h1 h1 h2 h2"), "h1"),
-    ] {
-        let environment = with(&OPEN_MPI, &[more, ("LSB_JOBID", "77")]);
-        let (run_id, addr, port, nodes, _) = place(&spec("", &environment).unwrap());
-        assert_eq!((run_id.as_str(), addr.as_str(), port, nodes), ("77", host, 24_697, 4), "{more:?}");
-    }
-    let other = with(&OPEN_MPI, &[("SLURM_JOB_NODELIST", "n[3-5]")]);
-    assert!(spec("", &other).unwrap_err().contains("--master-addr"));
+fn script_or_shell_of_allocation_is_not_a_step() {
+    let is_alone = |world: FakeWorld, environment: &[_]| {
+        let spec = spec_in(world, "", environment).unwrap();
+        matches!(spec.rendezvous, RendezvousSpec::Standalone { .. })
+    };
+    let terminal = || FakeWorld::default().terminal();
+    let script = [("SLURM_JOB_ID", "2"), ("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "3,1")];
+    assert!(is_alone(FakeWorld::default(), &script));
+    // `salloc` with `use_interactive_step`.
+    let shell = with(&TASK_PER_NODE, &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]);
+    assert!(is_alone(terminal(), &shell));
+    // The other tasks of `srun --pty bash` have ended.
+    let pty = with(&TASK_PER_RANK, &[("SLURM_PTY_PORT", "39653"), ("SLURM_TASK_PID", "17")]);
+    assert!(is_alone(terminal(), &pty));
+    // `srun` in that shell passes the port on; `srun --pty rankrun` is the task itself.
+    assert!(!is_alone(FakeWorld::default(), &pty));
+    assert!(!is_alone(terminal(), &with(&pty, &[("SLURM_TASK_PID", "4711")])));
+    assert!(!is_alone(terminal(), &TASK_PER_RANK));
+    let facts = terminal().program("/usr/bin/true").facts(&[&pty[..], &[("PATH", "/usr/bin")]].concat());
+    let argv: Vec<OsString> = ["rankrun", "--no-python", "true"].map(OsString::from).to_vec();
+    let Ok(Command::Launch(launch)) = interpret(&argv, &facts) else { panic!("a launch") };
+    let said: String = launch.notices.iter().map(ToString::to_string).collect();
+    assert!(said.contains("`srun -N2 -n2 --ntasks-per-node=1 --overlap rankrun "), "{said}");
 }
 
 /// OpenPBS, `pbsdsh` in a job of two chunks with a slot each.

@@ -194,6 +194,8 @@ impl SettingOrigins<'_> {
     pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
             WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&WORKER_COUNT),
+            // Of a machine with several nodes of the rendezvous.
+            GROUP_RANK | GROUP_WORLD_SIZE if self.is_given(name) => self.origin_of(&[name]),
             GROUP_WORLD_SIZE => self.origin_of(&["nnodes"]),
             GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => self.group_rank(),
             name if self.spec.defaults.connection_interfaces.contains(&name) => {

@@ -407,3 +407,18 @@ fn wildcard_endpoint_requires_hosting_node() {
         }
     }
 }
+
+#[test]
+fn pods_of_one_job_need_address_of_first_one() {
+    let pod = [("JOB_COMPLETION_INDEX", "1"), ("PET_NNODES", "2"), ("PET_MASTER_PORT", "29500")];
+    for (line, variable) in [
+        ("rankrun --role a", "PET_MASTER_ADDR=train-0.train`"),
+        ("rankrun --rdzv-backend c10d", "PET_RDZV_ENDPOINT=train-0.train:29400`"),
+    ] {
+        let error = try_launch(line, &pod).expect_err(line);
+        assert!(error.to_string().starts_with("`JOB_COMPLETION_INDEX` is `1`, and `PET_"), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains(variable)), "{:?}", error.hint());
+    }
+    assert!(try_launch("torchrun --role a", &pod).is_ok());
+    assert!(try_launch("rankrun --nnodes 1", &pod).is_ok());
+}
