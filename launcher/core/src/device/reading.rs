@@ -92,7 +92,7 @@ pub struct ReadingProblem {
     pub why: String,
     /// SIGKILL does not end the probe: it is stuck in the driver. Other problems happen with good cards too. Without
     /// persistence mode the driver unloads with the last process, and is slow at the next.
-    pub is_stuck: bool,
+    pub is_unkillable: bool,
 }
 
 impl DeviceCounters {
@@ -205,7 +205,7 @@ mod tests {
         );
         let lost = DeviceReading { lost: Some("GPU is lost".to_owned()), ..DeviceReading::default() };
         assert_eq!(counters(known.clone(), lost).changes(), ["does not answer: GPU is lost"]);
-        let problem = ReadingProblem { why: "no answer".to_owned(), is_stuck: true };
+        let problem = ReadingProblem { why: "no answer".to_owned(), is_unkillable: true };
         let hung = DeviceCounters { after: Err(problem), ..counters(known.clone(), known) };
         assert_eq!(hung.changes(), [""; 0]);
     }

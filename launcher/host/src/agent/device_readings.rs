@@ -89,7 +89,7 @@ impl DeviceReadings {
             Self::Ending { uuid, before, probe } => {
                 let after = probe.into_readings().and_then(|readings| {
                     let why = || "the answer has no device".to_owned();
-                    let problem = || ReadingProblem { why: why(), is_stuck: false };
+                    let problem = || ReadingProblem { why: why(), is_unkillable: false };
                     readings.into_iter().next().ok_or_else(problem)
                 });
                 if let Err(ReadingProblem { why, .. }) = &after {

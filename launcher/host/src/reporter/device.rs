@@ -19,7 +19,7 @@ pub(super) fn identity(device: &WorkerDevice) -> String {
 /// reading failed in a way that says nothing of the card.
 pub(super) fn counters(counters: &DeviceCounters) -> Option<String> {
     if let Err(problem) = &counters.after {
-        return problem.is_stuck.then(|| format!("not read after the failure: {}", problem.why));
+        return problem.is_unkillable.then(|| format!("not read after the failure: {}", problem.why));
     }
     let changes = counters.changes();
     if changes.is_empty() {

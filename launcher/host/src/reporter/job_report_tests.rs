@@ -190,7 +190,7 @@ fn device_has_both_readings_and_new_xids() {
         },
     });
     assert_eq!(device(Ok(after)), expected);
-    let hung = device(Err(ReadingProblem { why: "no answer".to_owned(), is_stuck: false }));
+    let hung = device(Err(ReadingProblem { why: "no answer".to_owned(), is_unkillable: false }));
     assert_eq!(hung["counters"], json!({"before": {"ecc_corrected": 7}, "problem": "no answer"}));
 }
 

@@ -145,9 +145,10 @@ fn counters_of_device_are_a_row_if_they_changed() {
         Some("ECC uncorrected 0 → 2 (serial 165, GPU-1)")
     );
     assert_eq!(row(Ok(reading(2)), None).as_deref(), Some("ECC uncorrected 0 → 2 (GPU-1)"));
-    let unread = |is_stuck| Err(ReadingProblem { why: "NVML: no answer within 1.4 s".to_owned(), is_stuck });
-    let stuck = "not read after the failure: NVML: no answer within 1.4 s";
-    assert_eq!(row(unread(true), None).as_deref(), Some(stuck));
+    let unread =
+        |is_unkillable| Err(ReadingProblem { why: "NVML: no answer within 1.4 s".to_owned(), is_unkillable });
+    let unread_row = "not read after the failure: NVML: no answer within 1.4 s";
+    assert_eq!(row(unread(true), None).as_deref(), Some(unread_row));
     assert_eq!(row(unread(false), None), None, "the driver of a good card may be slow");
 }
 

@@ -181,12 +181,12 @@ impl Probes {
     /// # Errors
     /// The reason why there is no answer.
     pub(crate) fn into_readings(self) -> Result<Vec<DeviceReading>, ReadingProblem> {
-        let problem = |why| ReadingProblem { why, is_stuck: false };
+        let problem = |why| ReadingProblem { why, is_unkillable: false };
         match self.into_answers().next() {
             Some((_, Ok(Answer::Readings(readings)))) => readings.map_err(problem),
             Some((probe, Err(failed))) => Err(ReadingProblem {
                 why: format!("{}: {failed}", source(&probe)),
-                is_stuck: matches!(failed, ProbeFailed::Unkillable { .. }),
+                is_unkillable: matches!(failed, ProbeFailed::Unkillable { .. }),
             }),
             Some((_, Ok(Answer::Machine(_) | Answer::CudaOrder(_) | Answer::Power(_)))) | None => {
                 Err(problem(ProbeFailed::unreadable_answer("another question").to_string()))

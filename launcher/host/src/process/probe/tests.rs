@@ -171,14 +171,14 @@ fn failed_probe_is_problem_of_its_device_types() {
 
 /// The probe of a slow driver is killed, and the card may be good.
 #[test]
-fn only_unkillable_probe_of_readings_is_stuck() {
+fn only_unkillable_probe_of_readings_is_said_to_be() {
     let problem = |failed| {
         let probes = vec![(Probe::Readings(Vec::new()), ProbeProgress::Answered(Err(failed)))];
         Probes { probes }.into_readings().unwrap_err()
     };
     let limit = Duration::from_millis(1_400);
     let hung = problem(ProbeFailed::Hung { limit });
-    assert_eq!((hung.why.as_str(), hung.is_stuck), ("NVML: no answer within 1.4 s", false));
-    assert!(problem(ProbeFailed::Unkillable { limit, pid: Pid::from_raw(7) }).is_stuck);
-    assert!(!problem(ProbeFailed::Failed("a probe cannot be started".to_owned())).is_stuck);
+    assert_eq!((hung.why.as_str(), hung.is_unkillable), ("NVML: no answer within 1.4 s", false));
+    assert!(problem(ProbeFailed::Unkillable { limit, pid: Pid::from_raw(7) }).is_unkillable);
+    assert!(!problem(ProbeFailed::Failed("a probe cannot be started".to_owned())).is_unkillable);
 }
