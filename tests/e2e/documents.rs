@@ -27,7 +27,7 @@ const FOREIGN_OPTIONS: [(&str, &str); 19] = [
         "--cpus-per-task --gpu-bind --gpus-per-node --gpus-per-task --kill-on-bad-exit --no-kill --nodes --ntasks-per-node",
     ),
     ("#SBATCH", "--array --open-mode --requeue --signal"),
-    ("srun", "--requeue"),
+    ("srun", "--pty --requeue"),
     ("podman", "--container-image --env --network --nv --rm"),
     ("Open MPI", "--enable-recovery"),
     ("mpirun", "--map-by"),

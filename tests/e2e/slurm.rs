@@ -380,7 +380,7 @@ fn end_of_job_in_variable_ends_it() {
         .worker(["catch=SIGUSR1", "signal=SIGUSR1", "forever"]);
     let outcome = cluster.srun("-N2 --ntasks-per-node=1", launch).run();
     outcome.expect_exit_code(124);
-    assert_eq!(outcome.lines_with("got SIGUSR1 rank=").len(), 2, "{outcome}");
+    assert_eq!(outcome.stdout().matches("got SIGUSR1 rank=").count(), 2, "{outcome}");
     cluster.expect_empty();
 }
 
