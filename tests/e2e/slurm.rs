@@ -428,8 +428,18 @@ fn time_limit_with_warning_leaves_nothing() {
 /// A Rust program over its own process groups, which checks that all ranks have the same model at the end.
 #[test]
 fn rust_training_runs_in_both_shapes() {
+    train_in_rust(ProcessTracking::Parents);
+}
+
+#[test]
+fn rust_training_runs_in_both_shapes_in_cgroups() {
+    train_in_rust(ProcessTracking::Cgroup);
+}
+
+#[track_caller]
+fn train_in_rust(tracking: ProcessTracking) {
     let size = if is_soak() { 4 } else { 2 };
-    let Some(cluster) = SlurmCluster::start(size, ProcessTracking::Parents) else { return };
+    let Some(cluster) = SlurmCluster::start(size, tracking) else { return };
     for (tasks, options) in [(1, &["--nproc-per-node", "2"][..]), (2, &[])] {
         let step = format!("-N{size} --ntasks-per-node={tasks}");
         let program =

@@ -111,8 +111,9 @@ fn signals_go_to_workers_of_all_hosts() {
         job.wait_for_lines("ready", 2);
         job.signal(signal);
         let outcome = job.wait();
-        let caught = outcome.expect_exit_code(code).lines_with(&format!("got {signal} rank="));
-        assert_eq!(caught.len(), 2, "{outcome}");
+        // One host may hear of the other's stop before its own signal: then its worker gets SIGTERM.
+        outcome.expect_exit_code(code).expect_stdout(&format!("got {signal} rank="));
+        assert_eq!(outcome.stdout().matches("got SIG").count(), 2, "{outcome}");
     }
     ssh.assert_nothing_left();
 }

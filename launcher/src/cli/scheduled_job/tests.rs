@@ -1,4 +1,4 @@
-//! Recorded environments of tasks, and what follows from them.
+//! Environments of tasks, and what follows from them.
 
 mod mpi;
 

@@ -55,7 +55,8 @@ fn real_nccl_gives_ids_and_reports_missing_gpu() {
         "{output}"
     );
     let took = lines[2].strip_prefix("two ids in ").and_then(|rest| rest.strip_suffix(" ms"));
-    assert!(took.unwrap().parse::<u32>().unwrap() < 100, "{output}");
+    // It makes an id without a question to the network, which would wait for a time-out of seconds.
+    assert!(took.unwrap().parse::<u32>().unwrap() < 2_000, "{output}");
     if Path::new("/dev/nvidiactl").exists() {
         return;
     }

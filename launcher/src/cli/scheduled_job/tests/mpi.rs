@@ -35,7 +35,7 @@ fn mpi_tasks_need_address_of_first_node() {
     assert!(spec("--master-addr n1", &with(&OPEN_MPI, &[("OMPI_MCA_orte_num_nodes", "2")])).is_ok());
 }
 
-/// The last task of two on each of two nodes, as each launcher tells it.
+/// The last task of two on each of two nodes, by the variables that the manual of each launcher names.
 #[test]
 fn tasks_of_other_mpi_launchers_are_ranks() {
     const PALS: &[(&str, &str)] = &[
