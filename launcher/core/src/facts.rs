@@ -87,6 +87,8 @@ pub trait World {
     fn user_id(&self) -> u32;
     /// The process id of the launcher.
     fn process_id(&self) -> u32;
+    /// Whether a shell with job control started this process: it gives each command line a process group of its own.
+    fn is_shell_job(&self) -> bool;
     /// Whether this process was started by that one or below it; true where that cannot be seen.
     fn descends_from(&self, process: u32) -> bool;
     /// Whether another process listens on this TCP port, so that no store can.

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::unistd::{AccessFlags, access};
+use nix::unistd::{AccessFlags, access, getpgrp, getsid};
 
 use crate::console::is_terminal;
 use crate::process::probe::{self, TellOfWait};
@@ -112,6 +112,11 @@ impl World for System {
 
     fn process_id(&self) -> u32 {
         std::process::id()
+    }
+
+    fn is_shell_job(&self) -> bool {
+        // The leader of a session leads the process group with its number.
+        getsid(None).is_ok_and(|session| session != getpgrp())
     }
 
     fn descends_from(&self, process: u32) -> bool {

@@ -16,7 +16,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank};
 use super::error::{CliError, Origin, SettingError};
 use super::option::LaunchOption;
 use super::rendezvous::parse_nodes;
-use super::scheduler::{Starter, Step, Tasks, find_step};
+use super::scheduler::{STEP_TASKS, Starter, Step, Tasks, find_step};
 use super::settings::{Setting, WrittenOption};
 pub(super) use defaults::{add_end_of_job, add_settings_of_job};
 use rankrun_core::facts::Facts;
@@ -98,6 +98,9 @@ pub(super) fn find_scheduled_job(
 fn read_job(step: &Step, facts: &Facts) -> Result<Option<ScheduledJob>, CliError> {
     let variable = |name: &str| facts.variable(name).and_then(|value| value.to_str());
     let environment = TaskEnvironment { variable: &variable, step };
+    if step.starter == Starter::Slurm && is_only_task(&variable) {
+        return Ok(None);
+    }
     let is_one_node = step.starter != Starter::Slurm || step.nodes == 1;
     if environment.number(step.starter.task_count())?.value == 1 && is_one_node {
         return Ok(None);
@@ -112,6 +115,12 @@ fn read_job(step: &Step, facts: &Facts) -> Result<Option<ScheduledJob>, CliError
         is_below(index, count)?;
     }
     Ok(Some(job))
+}
+
+/// A container may have these alone.
+fn is_only_task(variable: Variables<'_>) -> bool {
+    let is_one = |name| variable(name).is_some_and(|count| count.trim() == "1");
+    variable(STEP_TASKS).is_none() && is_one("SLURM_NTASKS") && is_one("SLURM_NNODES")
 }
 
 fn is_below(index: &Number, count: &Number) -> Result<(), CliError> {
@@ -149,7 +158,8 @@ impl<'a> TaskEnvironment<'a> {
         );
         CliError::refused(
             message,
-            "pass all variables of the task on, also into a container; for separate jobs add `--nnodes 1`",
+            "pass all variables of the task on, also into a container, or give `--nnodes`, `--node-rank` and \
+             `--master-addr`; for separate jobs add `--nnodes 1`",
         )
     }
 
@@ -185,7 +195,10 @@ fn is_for_one_node(given: &[WrittenOption]) -> bool {
 /// Whether nothing is to be learnt from the scheduler.
 fn says_all(given: &[WrittenOption]) -> bool {
     let has = |long: &str| find(given, long).is_some_and(|written| !written.setting.value.is_empty());
-    has("nnodes") && has("node-rank") && (has("rdzv-endpoint") || has("master-addr"))
+    // Other rendezvous than the static one give the nodes their ranks.
+    let is_ranked = has("node-rank")
+        || find(given, "rdzv-backend").is_some_and(|written| written.setting.value != "static");
+    has("nnodes") && is_ranked && (has("rdzv-endpoint") || has("master-addr"))
 }
 
 #[cfg(test)]

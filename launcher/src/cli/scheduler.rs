@@ -5,9 +5,11 @@
 //! one of the large numbers that mean the script itself, and `SLURM_TASKS_PER_NODE` counts tasks that are still to be
 //! started. `srun` alone sets the `SLURM_STEP_*` variables: one of them shows a step, also where others are missing.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 
 use super::nesting::is_inside_worker;
+use super::nodelist;
 use rankrun_core::facts::{Facts, StandardStream};
 
 /// What started the tasks.
@@ -108,7 +110,8 @@ static MPI: [MpiNames; 6] = [
 pub(super) const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
 /// Several MPI launchers set them, and `srun --mpi=pmi2`.
 pub(super) const PMI: [&str; 2] = ["PMI_SIZE", "PMI_RANK"];
-const STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+/// The tasks of a step of Slurm on all nodes.
+pub(super) const STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS";
 const STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
 /// What `srun` sets for its tasks alone.
 const OF_STEP: [&str; 6] = [
@@ -132,12 +135,12 @@ pub(super) fn find_step(facts: &Facts) -> Option<Step> {
 }
 
 /// Whether this is typed into the shell of `srun --pty`, whose other tasks have ended: they have no input. A task of an
-/// inner `srun` inherits the port, and has no terminal.
+/// inner `srun` inherits the port, and has no terminal. A program or a script behind `srun --pty` stays a task.
 pub(super) fn is_in_shell_of_pty(facts: &Facts) -> bool {
     let number = |name: &str| facts.variable(name)?.to_str()?.trim().parse::<u32>().ok();
     number("SLURM_PTY_PORT").is_some()
         && facts.world().is_terminal(StandardStream::Input)
-        && number("SLURM_TASK_PID") != Some(facts.world().process_id())
+        && facts.world().is_shell_job()
 }
 
 /// How many nodes the Slurm allocation has, where several.
@@ -196,6 +199,9 @@ fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step
     if id.is_some_and(|id| id.parse().is_ok_and(|id: u32| id >= NO_STEP)) {
         return None;
     }
+    if is_step_of_other_job(variable) {
+        return None;
+    }
     let node = number(variable, "SLURM_NODEID").unwrap_or(0);
     let of = |name: &'static str| {
         let count = tasks_on(variable(name)?, node)?;
@@ -208,6 +214,22 @@ fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step
     let all = all.and_then(several).or(here);
     let nodes = number(variable, "SLURM_STEP_NUM_NODES").unwrap_or_else(|| count_nodes(all, here));
     Some(Step { starter: Starter::Slurm, sign, all, here, nodes })
+}
+
+/// Whether `sbatch` in a task of another job has handed that task's variables on to the script of this one.
+fn is_step_of_other_job<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> bool {
+    // The parts of a heterogeneous job have lists of their own.
+    if variable("SLURM_HET_SIZE").is_some() {
+        return false;
+    }
+    let hosts = |name: &str| variable(name).and_then(nodelist::expand);
+    match (hosts("SLURM_STEP_NODELIST"), hosts("SLURM_JOB_NODELIST")) {
+        (Some(step), Some(job)) => {
+            let job: HashSet<String> = job.into_iter().collect();
+            !step.iter().all(|host| job.contains(host))
+        }
+        _ => false,
+    }
 }
 
 /// Where each node has as many tasks as this one.

@@ -29,6 +29,7 @@ pub struct FakeWorld {
     is_inside: bool,
     ports_in_use: Vec<u16>,
     has_terminal: bool,
+    is_shell_job: bool,
 }
 
 /// What was asked of the hardware, in order; clones of a world write into one list.
@@ -53,6 +54,7 @@ impl Default for FakeWorld {
             is_inside: true,
             ports_in_use: Vec::new(),
             has_terminal: false,
+            is_shell_job: false,
         };
         nothing.folder("/job").folder("/tmp")
     }
@@ -107,6 +109,12 @@ impl FakeWorld {
     /// The standard streams are a terminal.
     pub fn terminal(mut self) -> Self {
         self.has_terminal = true;
+        self
+    }
+
+    /// A shell with job control started the launcher.
+    pub fn shell_job(mut self) -> Self {
+        self.is_shell_job = true;
         self
     }
 
@@ -224,6 +232,10 @@ impl World for FakeWorld {
 
     fn process_id(&self) -> u32 {
         4711
+    }
+
+    fn is_shell_job(&self) -> bool {
+        self.is_shell_job
     }
 
     fn descends_from(&self, _process: u32) -> bool {

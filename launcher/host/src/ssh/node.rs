@@ -164,12 +164,14 @@ fn bind_unused(address: SocketAddr) -> nix::Result<(OwnedFd, u16)> {
 /// their own.
 fn machine() -> String {
     let namespace = |name: &&str| std::fs::read_link(format!("/proc/self/ns/{name}"));
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let kernel = |name: &&str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+    // Machines that were copied while they ran have the same boot and the same numbers.
+    let texts: io::Result<Vec<_>> = ["random/boot_id", "hostname"].iter().map(kernel).collect();
     let namespaces: io::Result<Vec<_>> = ["net", "pid", "uts"].iter().map(namespace).collect();
-    match (boot, namespaces) {
-        (Ok(boot), Ok(namespaces)) => {
+    match (texts, namespaces) {
+        (Ok(texts), Ok(namespaces)) => {
             let namespaces = namespaces.iter().map(|link| link.to_string_lossy());
-            std::iter::once(boot.trim().into()).chain(namespaces).collect::<Vec<_>>().join(" ")
+            texts.iter().map(|text| text.trim().into()).chain(namespaces).collect::<Vec<_>>().join(" ")
         }
         _ => String::new(),
     }

@@ -106,6 +106,9 @@ fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Resul
     })
 }
 
+/// Lists of a task on CPUs.
+const NO_DEVICES: [&str; 3] = ["", "-1", "NoDevFiles"];
+
 /// `--gpus-per-task` and `--gpu-bind` leave a task fewer devices than the step has on the node, and other ones than the
 /// other tasks have, where there are enough.
 fn has_own_devices(variable: Variables<'_>, tasks: &Number) -> Result<bool, CliError> {
@@ -113,15 +116,16 @@ fn has_own_devices(variable: Variables<'_>, tasks: &Number) -> Result<bool, CliE
         return Ok(false);
     };
     let lists = DEVICE_LISTS.iter().filter_map(|name| Some((*name, variable(name)?)));
-    let counts =
-        lists.filter(|(_, list)| !list.is_empty()).map(|(name, list)| (list.split(',').count(), name, list));
+    let lists = lists.filter(|(_, list)| !NO_DEVICES.contains(list));
+    let counts = lists.map(|(name, list)| (list.split(',').count(), name, list));
     let Some((count, name, list)) =
         counts.min_by_key(|(count, ..)| *count).filter(|(count, ..)| *count < on_node)
     else {
         return Ok(false);
     };
     let tasks = usize::try_from(tasks.value).unwrap_or(usize::MAX);
-    if count.saturating_mul(tasks) <= on_node {
+    // There is no choice among one, also where there are more tasks than devices.
+    if count == 1 || count.saturating_mul(tasks) <= on_node {
         return Ok(true);
     }
     let problem = format!(

@@ -202,6 +202,11 @@ fn local_rank_is_zero_where_task_has_own_devices() {
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "1")]), 0);
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "4"), ("CUDA_VISIBLE_DEVICES", "2")]), 0);
     assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "8"), ("CUDA_VISIBLE_DEVICES", "2,3")]), 0);
+    // More tasks than devices, with one for each.
+    assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "2"), ("CUDA_VISIBLE_DEVICES", "0")]), 0);
+    for none in ["-1", "NoDevFiles"] {
+        assert_eq!(local_rank(&[("SLURM_GPUS_ON_NODE", "2"), ("CUDA_VISIBLE_DEVICES", none)]), 1);
+    }
     // `--gpu-bind=mask_gpu:0xf,0xf,0xf0,0xf0`: each pair of tasks sees the same four.
     let said = resolve(&[("SLURM_GPUS_ON_NODE", "8"), ("CUDA_VISIBLE_DEVICES", "0,1,2,3")]).unwrap_err();
     let parts =
@@ -315,7 +320,12 @@ fn any_variable_of_step_needs_its_partners() {
         let environment = with(environment, changes);
         let said = spec("", &environment).unwrap_err();
         assert!(parts.iter().all(|part| said.contains(part)), "{changes:?}: {said}");
-        for options in ["--nnodes 1", "--standalone", "--nnodes 2 --node-rank 0 --master-addr th1"] {
+        for options in [
+            "--nnodes 1",
+            "--standalone",
+            "--nnodes 2 --node-rank 0 --master-addr th1",
+            "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint th1:29500",
+        ] {
             assert!(spec(options, &environment).is_ok(), "{changes:?}: {options}");
         }
     }
@@ -334,13 +344,22 @@ fn script_or_shell_of_allocation_is_not_a_step() {
     let shell = with(&TASK_PER_NODE, &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]);
     assert!(is_alone(terminal(), &shell));
     // The other tasks of `srun --pty bash` have ended.
-    let pty = with(&TASK_PER_RANK, &[("SLURM_PTY_PORT", "39653"), ("SLURM_TASK_PID", "17")]);
-    assert!(is_alone(terminal(), &pty));
-    // `srun` in that shell passes the port on; `srun --pty rankrun` is the task itself.
-    assert!(!is_alone(FakeWorld::default(), &pty));
-    assert!(!is_alone(terminal(), &with(&pty, &[("SLURM_TASK_PID", "4711")])));
-    assert!(!is_alone(terminal(), &TASK_PER_RANK));
-    let facts = terminal().program("/usr/bin/true").facts(&[&pty[..], &[("PATH", "/usr/bin")]].concat());
+    let pty = with(&TASK_PER_RANK, &[("SLURM_PTY_PORT", "39653")]);
+    assert!(is_alone(terminal().shell_job(), &pty));
+    // `srun` in that shell passes the port on; behind `srun --pty` a program or a script is the task itself.
+    assert!(!is_alone(FakeWorld::default().shell_job(), &pty));
+    assert!(!is_alone(terminal(), &pty));
+    assert!(!is_alone(terminal().shell_job(), &TASK_PER_RANK));
+    // `sbatch` in a task passes all of it on.
+    let of_other_job = [("SLURM_JOB_NODELIST", "n7"), ("SLURM_JOB_NUM_NODES", "1")];
+    assert!(is_alone(FakeWorld::default(), &with(&TASK_PER_RANK, &of_other_job)));
+    let of_this_job = [("SLURM_JOB_NODELIST", "gpu[07-09]")];
+    assert!(!is_alone(FakeWorld::default(), &with(&TASK_PER_RANK, &of_this_job)));
+    // A container that has some of the only task's variables.
+    let only = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_NNODES", "1")];
+    assert!(is_alone(FakeWorld::default(), &only));
+    let facts =
+        terminal().shell_job().program("/usr/bin/true").facts(&[&pty[..], &[("PATH", "/usr/bin")]].concat());
     let argv: Vec<OsString> = ["rankrun", "--no-python", "true"].map(OsString::from).to_vec();
     let Ok(Command::Launch(launch)) = interpret(&argv, &facts) else { panic!("a launch") };
     let said: String = launch.notices.iter().map(ToString::to_string).collect();
