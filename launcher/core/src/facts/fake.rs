@@ -19,6 +19,7 @@ pub struct Entry {
 
 /// What is at which path, and how many CPUs there are.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "a test sets each fact by itself")]
 pub struct FakeWorld {
     entries: BTreeMap<PathBuf, Entry>,
     cpus: usize,
