@@ -15,7 +15,7 @@ const TEST_VARIABLES: [&str; 6] =
 /// Names of other programs that our code does not have: variables, constants of C and macros.
 const FOREIGN_NAMES: &str = "ASCEND_DEVICE_ID CUDARC_CUDA_VERSION DISABLE_KUBEFLOW_INTEGRATION EX_CONFIG EX_TEMPFAIL GPU_DEVICE_ORDINAL \
                              FOO_BAR HLS_MODULE_ID MEGATRON_LM_ NCCL_P2P_LEVEL ONEAPI_DEVICE_SELECTOR \
-                             PARALLELISM_CONFIG_ PROPTEST_RNG_SEED PYTORCH_NVML_BASED_CUDA_CHECK SLURM_ARRAY_TASK_ID SLURM_NTASKS \
+                             PARALLELISM_CONFIG_ PROPTEST_RNG_SEED PYTORCH_NVML_BASED_CUDA_CHECK SLURM_ARRAY_TASK_ID \
                              SO_PEERCRED";
 
 /// What the launcher says of a variable of that name.
