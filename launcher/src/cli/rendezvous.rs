@@ -21,7 +21,7 @@ use super::error::{hint_for_brackets, hint_for_place, hint_for_port};
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
 use rankrun_core::notice::{IgnoredBecause, Notice};
-use rankrun_core::spec::rendezvous::{NodeRange, RoundTimes};
+use rankrun_core::spec::rendezvous::{NodeRange, RoundTimes, STATIC_PORT};
 use rankrun_core::spec::{CliFlavor, RendezvousSpec};
 
 const PORT_OF_MANY: Expected =
@@ -49,8 +49,6 @@ const WORKER_STORE_VARIABLE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 const IDENTICAL_VARIABLE: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 /// Where agents meet when the endpoint names no port.
 const C10D_PORT: u16 = 29_400;
-/// Where several nodes meet when nothing names a port.
-const STATIC_PORT: u16 = 29_500;
 
 /// Which rendezvous it is.
 #[derive(Debug, Clone, PartialEq, Eq)]

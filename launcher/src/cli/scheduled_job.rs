@@ -184,6 +184,10 @@ fn find<'a>(given: &'a [WrittenOption], long: &str) -> Option<&'a WrittenOption>
     given.iter().find(|written| written.option.long_name() == long).filter(|written| !written.is_off())
 }
 
+fn is_filled(given: &[WrittenOption], long: &str) -> bool {
+    find(given, long).is_some_and(|written| !written.setting.value.is_empty())
+}
+
 fn nodes_of(given: &[WrittenOption]) -> Option<NodeRange> {
     parse_nodes(find(given, "nnodes")?.setting.value.to_str()?)
 }
@@ -194,7 +198,7 @@ fn is_for_one_node(given: &[WrittenOption]) -> bool {
 
 /// Whether nothing is to be learnt from the scheduler.
 fn says_all(given: &[WrittenOption]) -> bool {
-    let has = |long: &str| find(given, long).is_some_and(|written| !written.setting.value.is_empty());
+    let has = |long: &str| is_filled(given, long);
     // Other rendezvous than the static one give the nodes their ranks.
     let is_ranked = has("node-rank")
         || find(given, "rdzv-backend").is_some_and(|written| written.setting.value != "static");

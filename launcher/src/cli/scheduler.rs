@@ -4,6 +4,7 @@
 //! Slurm sets `SLURM_PROCID` in a batch script too, which is not a task of a step: there `SLURM_STEP_ID` is missing or
 //! one of the large numbers that mean the script itself, and `SLURM_TASKS_PER_NODE` counts tasks that are still to be
 //! started. `srun` alone sets the `SLURM_STEP_*` variables: one of them shows a step, also where others are missing.
+//! `sbatch` in a task hands them on to the script of another job, which has other hosts.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -110,18 +111,17 @@ static MPI: [MpiNames; 6] = [
 pub(super) const OPEN_MPI_NODES: &str = "OMPI_MCA_orte_num_nodes";
 /// Several MPI launchers set them, and `srun --mpi=pmi2`.
 pub(super) const PMI: [&str; 2] = ["PMI_SIZE", "PMI_RANK"];
-/// The tasks of a step of Slurm on all nodes.
+/// The tasks of a step of Slurm on all nodes, and those of each node.
 pub(super) const STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS";
-const STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+pub(super) const STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// The nodes of a step, and their names.
+pub(super) const STEP_NODES: &str = "SLURM_STEP_NUM_NODES";
+pub(super) const STEP_NODE_LIST: &str = "SLURM_STEP_NODELIST";
+/// The number of a step in its job.
+pub(super) const STEP_ID: &str = "SLURM_STEP_ID";
 /// What `srun` sets for its tasks alone.
-const OF_STEP: [&str; 6] = [
-    STEP_TASKS,
-    STEP_TASKS_PER_NODE,
-    "SLURM_STEP_NUM_NODES",
-    "SLURM_STEP_NODELIST",
-    "SLURM_STEP_ID",
-    "SLURM_STEPID",
-];
+const OF_STEP: [&str; 6] =
+    [STEP_TASKS, STEP_TASKS_PER_NODE, STEP_NODES, STEP_NODE_LIST, STEP_ID, "SLURM_STEPID"];
 /// Slurm's numbers from here on are not steps: 4294967291 is the batch script, 4294967290 the shell of `salloc`.
 const NO_STEP: u32 = 0xffff_fff0;
 
@@ -195,7 +195,7 @@ fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step
     // A batch script is number 0 too.
     let is_later_task = || text("SLURM_PROCID").filter(|task| *task != "0").map(|_| "SLURM_PROCID");
     let sign = OF_STEP.into_iter().find(|name| text(name).is_some()).or_else(is_later_task)?;
-    let id = text("SLURM_STEP_ID").or_else(|| text("SLURM_STEPID"));
+    let id = text(STEP_ID).or_else(|| text("SLURM_STEPID"));
     if id.is_some_and(|id| id.parse().is_ok_and(|id: u32| id >= NO_STEP)) {
         return None;
     }
@@ -212,7 +212,7 @@ fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step
     let here = here.and_then(several);
     let all = number(variable, STEP_TASKS).map(|count| Tasks { variable: STEP_TASKS, count });
     let all = all.and_then(several).or(here);
-    let nodes = number(variable, "SLURM_STEP_NUM_NODES").unwrap_or_else(|| count_nodes(all, here));
+    let nodes = number(variable, STEP_NODES).unwrap_or_else(|| count_nodes(all, here));
     Some(Step { starter: Starter::Slurm, sign, all, here, nodes })
 }
 
@@ -223,7 +223,7 @@ fn is_step_of_other_job<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> bool
         return false;
     }
     let hosts = |name: &str| variable(name).and_then(nodelist::expand);
-    match (hosts("SLURM_STEP_NODELIST"), hosts("SLURM_JOB_NODELIST")) {
+    match (hosts(STEP_NODE_LIST), hosts("SLURM_JOB_NODELIST")) {
         (Some(step), Some(job)) => {
             let job: HashSet<String> = job.into_iter().collect();
             !step.iter().all(|host| job.contains(host))

@@ -7,6 +7,9 @@ use rankrun_contract::rank::NodeCount;
 
 use bytesize::ByteSize;
 
+/// Where several nodes meet when nothing names a port: torchrun's.
+pub const STATIC_PORT: u16 = 29_500;
+
 /// The index of a pod among those of its Indexed Job, from 0: Kubernetes sets it, also for the Jobs of a JobSet.
 pub const POD_INDEX: &str = "JOB_COMPLETION_INDEX";
 

@@ -30,7 +30,7 @@ pub enum FleetInput {
     /// The ssh client of a node has ended; with the last line that it or the agent wrote to standard error.
     Ended(usize, Exit, String),
     /// This launcher got a signal that stops the job.
-    Signal(i32),
+    Stop(i32),
     /// This launcher got a signal for the workers.
     Forward(i32),
     /// A deadline may be over.
@@ -146,6 +146,16 @@ enum NodeState {
     Ended,
 }
 
+impl NodeState {
+    /// What tells the host of the node from others, where it has said that.
+    fn machine(&self) -> Option<&str> {
+        match self {
+            Self::Greeted { machine, .. } if !machine.is_empty() => Some(machine),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Until all agents have said hello.
@@ -226,7 +236,7 @@ impl FleetState {
         match input {
             FleetInput::Hello(node, hello) => self.on_hello(node, hello),
             FleetInput::Ended(node, exit, cause) => self.on_end(now, node, exit, cause),
-            FleetInput::Signal(signal) => self.on_signal(signal),
+            FleetInput::Stop(signal) => self.on_stop(signal),
             FleetInput::Forward(signal) => self.on_forward(signal),
             FleetInput::Time => self.on_time(now),
         }
@@ -243,7 +253,7 @@ impl FleetState {
             return self.refuse(FleetError::Version { host, theirs: hello.version, ours });
         }
         let Hello { port, machine, .. } = hello;
-        let is_same = |other: &NodeState| matches!(other, NodeState::Greeted { machine: known, .. } if !machine.is_empty() && *known == machine);
+        let is_same = |node: &NodeState| node.machine().is_some_and(|known| known == machine);
         if let Some(other) = self.nodes.iter().position(is_same) {
             let [first, second] = [node.min(other), node.max(other)].map(|node| self.names[node].clone());
             return self.refuse(FleetError::SameHost { first, second });
@@ -300,7 +310,7 @@ impl FleetState {
         }
     }
 
-    fn on_signal(&mut self, signal: i32) -> Vec<FleetAction> {
+    fn on_stop(&mut self, signal: i32) -> Vec<FleetAction> {
         self.interrupted.get_or_insert(signal);
         self.signals += 1;
         let was_connecting = matches!(self.phase, Phase::Connecting { .. });

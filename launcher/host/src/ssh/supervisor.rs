@@ -17,13 +17,12 @@ use crate::process::inherited;
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use rankrun_core::exit_code::{ExitStatus, code_of_signal};
 use rankrun_core::spec::CliFlavor;
+use rankrun_core::spec::rendezvous::STATIC_PORT;
 use rankrun_core::ssh::node_lines::NodeLines;
 use rankrun_core::ssh::plan::{FleetSpec, parse_ssh_hostname};
 use rankrun_core::ssh::protocol::AgentFrame;
 use rankrun_core::ssh::supervision::{FleetAction, FleetError, FleetInput, FleetState};
 
-/// Where nodes meet when the first host could not keep a port free: torchrun's port.
-const UNRESERVED_PORT: u16 = 29_500;
 /// `ssh -G` reads files and connects to no host.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(5);
 /// The settings are some hundred lines.
@@ -98,7 +97,7 @@ impl Supervisor<'_> {
         while let Some(signal) = self.inbox.next()? {
             if self.handled.is_stop_signal(signal) {
                 last = Some(signal);
-                self.handle(FleetInput::Signal(signal));
+                self.handle(FleetInput::Stop(signal));
             } else if self.handled.contains(signal) {
                 self.handle(FleetInput::Forward(signal));
             }
@@ -141,7 +140,7 @@ impl Supervisor<'_> {
 
     fn launch(&mut self, node: usize, port: u16) {
         // The host has no port to keep, as without any network: the launcher there says why.
-        let port = if port == 0 { UNRESERVED_PORT } else { port };
+        let port = if port == 0 { STATIC_PORT } else { port };
         let port = self.spec.rendezvous.port.unwrap_or(port);
         let launch = AgentFrame::Launch(self.spec.node_launch(node, (&self.address, port)));
         match launch.encode() {

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use super::{Number, ScheduledJob, TasksOnNode, find, nodes_of};
+use super::{Number, ScheduledJob, TasksOnNode, find, is_filled, nodes_of};
 use crate::cli::error::{CliError, Origin, SettingError};
 use crate::cli::exclude_node::{NodeNames, is_own_name};
 use crate::cli::nesting::is_inside_worker;
@@ -12,12 +12,10 @@ use crate::cli::python_text::parse_int;
 use crate::cli::scheduler::Starter;
 use crate::cli::settings::{Setting, WrittenOption};
 use rankrun_core::facts::Facts;
-use rankrun_core::spec::rendezvous::NodeRange;
+use rankrun_core::spec::rendezvous::{NodeRange, STATIC_PORT};
 
 /// Seconds since 1970. Slurm 22.05 does not set it, newer versions do.
 const END_TIME: &str = "SLURM_JOB_END_TIME";
-/// Where torchrun's static rendezvous meets when nothing names a port.
-const DEFAULT_PORT: u16 = 29_500;
 
 /// Adds the end of the Slurm job as the time limit, where none is given.
 pub(in crate::cli) fn add_end_of_job(facts: &Facts, given: &mut Vec<WrittenOption>) {
@@ -64,17 +62,16 @@ pub(in crate::cli) fn add_settings_of_job(
 /// The static rendezvous by default: each node has the rank that the scheduler gave it, and all meet at one port. Under
 /// c10d, for a number of nodes that may change, the first node that takes part hosts.
 fn add_place(job: &ScheduledJob, given: &mut Vec<WrittenOption>) -> Result<(), CliError> {
-    let is_filled = |long: &str| find(given, long).is_some_and(|written| !written.setting.value.is_empty());
-    if is_filled("rdzv-endpoint") {
+    if is_filled(given, "rdzv-endpoint") {
         return Ok(());
     }
     let is_c10d = is_c10d(given);
     let is_one_node = job.nodes.value == 1;
-    let port = job.port.as_ref().map_or(DEFAULT_PORT, |port| port.value);
+    let port = job.port.as_ref().map_or(STATIC_PORT, |port| port.value);
     let (rank, place) = match &job.hosts {
         _ if is_one_node => (0, Setting { origin: job.nodes.origin.clone(), value: "127.0.0.1".to_owned() }),
         Some(hosts) => store_host(job, hosts, given)?,
-        None if is_filled("master-addr") && !is_c10d => return Ok(()),
+        None if is_filled(given, "master-addr") && !is_c10d => return Ok(()),
         None => return Err(no_address(job, if is_c10d { "--rdzv-endpoint" } else { "--master-addr" })),
     };
     if is_c10d {

@@ -3,10 +3,8 @@
 use super::{Number, ScheduledJob, Setting, TaskEnvironment, TasksOnNode, Variables, variable_value};
 use crate::cli::error::{CliError, SettingError};
 use crate::cli::nodelist;
-use crate::cli::scheduler::tasks_on;
+use crate::cli::scheduler::{STEP_ID, STEP_NODE_LIST, STEP_NODES, STEP_TASKS, STEP_TASKS_PER_NODE, tasks_on};
 
-const NODE_LIST: &str = "SLURM_STEP_NODELIST";
-const PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
 /// What `srun -m` says.
 const DISTRIBUTION: &str = "SLURM_DISTRIBUTION";
 /// How often the job was requeued.
@@ -37,8 +35,8 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
         let hint = "give `--nnodes`, `--node-rank` and `--master-addr`; for a separate job add `--nnodes 1`";
         return Err(CliError::refused(message, hint));
     }
-    let tasks = environment.number("SLURM_STEP_NUM_TASKS")?;
-    let nodes = environment.number("SLURM_STEP_NUM_NODES")?;
+    let tasks = environment.number(STEP_TASKS)?;
+    let nodes = environment.number(STEP_NODES)?;
     if tasks.value < nodes.value {
         let problem = format!("and {} is `{}`: each node of a step has a task", nodes.origin, nodes.value);
         return Err(SettingError::of_value(tasks.origin, tasks.value, problem, super::PASS_ALL).into());
@@ -46,7 +44,7 @@ pub(super) fn read(environment: &TaskEnvironment<'_>) -> Result<ScheduledJob, Cl
     let node_rank = environment.number("SLURM_NODEID")?;
     let on_node = (tasks.value > nodes.value).then(|| tasks_on_node(environment, &node_rank)).transpose()?;
     let job = environment.number("SLURM_JOB_ID")?;
-    let step = environment.number("SLURM_STEP_ID")?.value;
+    let step = environment.number(STEP_ID)?.value;
     let restarts = match (environment.variable)(RESTARTS) {
         Some(_) => environment.number(RESTARTS)?.value,
         None => 0,
@@ -77,8 +75,8 @@ pub(super) fn port(job: u32, step: u32, restarts: u32) -> u16 {
 }
 
 fn hosts(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<Vec<String>>, CliError> {
-    let text = environment.text(NODE_LIST)?;
-    let list = variable_value(NODE_LIST, text);
+    let text = environment.text(STEP_NODE_LIST)?;
+    let list = variable_value(STEP_NODE_LIST, text);
     let hint = "`scontrol show hostnames` reads the list; name the first host by `--master-addr`, and the nodes by \
                 `--nnodes` and `--node-rank`";
     let Some(hosts) = nodelist::expand(text) else {
@@ -92,13 +90,13 @@ fn hosts(environment: &TaskEnvironment<'_>, nodes: &Number) -> Result<Setting<Ve
 }
 
 fn tasks_on_node(environment: &TaskEnvironment<'_>, node_rank: &Number) -> Result<TasksOnNode, CliError> {
-    let text = environment.text(PER_NODE)?;
+    let text = environment.text(STEP_TASKS_PER_NODE)?;
     let Some(count) = tasks_on(text, node_rank.value) else {
         let problem = "which is not a list of numbers such as `8(x2),4`";
-        let origin = variable_value(PER_NODE, ()).origin;
+        let origin = variable_value(STEP_TASKS_PER_NODE, ()).origin;
         return Err(SettingError::of_value(origin, text, problem, super::PASS_ALL).into());
     };
-    let count = variable_value(PER_NODE, count);
+    let count = variable_value(STEP_TASKS_PER_NODE, count);
     Ok(TasksOnNode {
         has_own_devices: has_own_devices(environment.variable, &count)?,
         index: environment.number("SLURM_LOCALID")?,

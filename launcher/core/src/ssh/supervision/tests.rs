@@ -159,9 +159,9 @@ fn signals_stop_all_nodes_and_third_kills() {
     let mut job = Job::launched(&["a", "b"]);
     let both = |action: fn(usize, i32) -> FleetAction| [action(0, 2), action(1, 2)];
     for _ in 0..2 {
-        assert_eq!(job.at(1, FleetInput::Signal(2)), both(FleetAction::Stop));
+        assert_eq!(job.at(1, FleetInput::Stop(2)), both(FleetAction::Stop));
     }
-    assert_eq!(job.at(1, FleetInput::Signal(2)), [FleetAction::Kill(0), FleetAction::Kill(1)]);
+    assert_eq!(job.at(1, FleetInput::Stop(2)), [FleetAction::Kill(0), FleetAction::Kill(1)]);
     job.at(1, FleetInput::Ended(0, killed(), String::new()));
     job.end(1, 130);
     assert_eq!(job.state.status(), Some(ExitStatus::Code(130)));
@@ -170,7 +170,7 @@ fn signals_stop_all_nodes_and_third_kills() {
 #[test]
 fn signal_before_answers_ends_clients() {
     let mut job = Job::new(&["a"]);
-    assert_eq!(job.at(1, FleetInput::Signal(15)), [FleetAction::Kill(0)]);
+    assert_eq!(job.at(1, FleetInput::Stop(15)), [FleetAction::Kill(0)]);
     assert_eq!(job.hello(0, VERSION), []);
     job.at(1, FleetInput::Ended(0, killed(), String::new()));
     assert_eq!(job.state.status(), Some(ExitStatus::Code(143)));
