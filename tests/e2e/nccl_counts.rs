@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Launch, Machine, Name, Scratch, is_rankrun, python};
+use harness::{Launch, Machine, Name, Scratch, is_rankrun};
 use nix::sys::signal::Signal;
 
 /// The arguments: a folder for the pids, and what the server answers. With `moves` the counts grow for 4 s, else they stand still.
@@ -67,7 +67,7 @@ fn launch(scratch: &Scratch, mode: &str) -> Launch {
     let script = scratch.file("worker.py", WORKER, 0o644);
     let options = ["--hang-timeout", "1", "--first-step-timeout", "1"];
     let launch = Launch::standalone(Name::Rankrun, 2).on(&Machine::gpus(2)).args(options);
-    launch.env("PYTHON_EXEC", python()).args([script, scratch.folder("pids", 0o777), mode.to_owned()])
+    launch.args([script, scratch.folder("pids", 0o777), mode.to_owned()])
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn address_of_the_user_and_switch_are_kept() {
         let code = "import os; print('address', os.environ.get('NCCL_RAS_ADDR'))";
         let scratch = Scratch::new();
         let script = scratch.file("show.py", code, 0o644);
-        let outcome = launch.env("PYTHON_EXEC", python()).args([script]).run();
+        let outcome = launch.args([script]).run();
         outcome.expect_exit_code(0);
         outcome.lines_with("address ").concat()
     };

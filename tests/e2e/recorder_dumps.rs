@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use harness::{Launch, Machine, Name, Scratch, checkout, is_rankrun, python, schema_problems};
+use harness::{Launch, Machine, Name, Scratch, checkout, is_rankrun, schema_problems};
 use serde_json::{Value, json};
 
 /// Each rank writes its dump: of a real job, a gigabyte, or a pickle that would call something. Rank 0 then fails.
@@ -34,7 +34,7 @@ fn launch(scratch: &Scratch, mode: &str, options: &[&str]) -> Launch {
     let logs = scratch.folder("logs", 0o755);
     let launch = Launch::standalone(Name::Rankrun, 3).on(&Machine::gpus(3)).args(options);
     let launch = launch.args(["--log-dir".to_owned(), logs]);
-    launch.env("PYTHON_EXEC", python()).args([script, dumps.display().to_string(), mode.to_owned()])
+    launch.args([script, dumps.display().to_string(), mode.to_owned()])
 }
 
 #[test]
