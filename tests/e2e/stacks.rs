@@ -320,14 +320,22 @@ fn stacks_of_workers_that_ignore_the_stop_are_shown_before_sigkill() {
 #[test]
 fn stacks_before_sigkill_come_although_one_worker_does_not_answer() {
     let Some(workers) = Workers::new() else { return };
-    let job = workers.start(&["--shutdown-timeout", "2"], &["ignores_stop", "blocks_all"]);
-    job.signal(Signal::SIGTERM);
-    let outcome = job.wait();
-    outcome
-        .expect_stderr("SIGKILL follows; the workers that do not stop:\n")
-        .expect_stderr("rank 0: sleeps (program.py:")
-        .expect_stderr("rank 1: sleeps (program.py:")
-        .expect_stderr(" in blocks_all\n");
+    let stop_job = || {
+        let job = workers.start(&["--shutdown-timeout", "2"], &["ignores_stop", "blocks_all"]);
+        job.signal(Signal::SIGTERM);
+        let outcome = job.wait();
+        outcome.expect_stderr("SIGKILL follows; the workers that do not stop:\n");
+        outcome.expect_stderr("rank 0: sleeps (program.py:").stderr()
+    };
+    expect_one_of_three(stop_job, &["rank 1: sleeps (program.py:", " in blocks_all\n"]);
+}
+
+/// Fails unless one of up to three jobs says all of this: beside many other tests py-spy may be late.
+#[track_caller]
+pub(super) fn expect_one_of_three(stop_job: impl Fn() -> String, parts: &[&str]) {
+    let lacks_some = |said: &String| !parts.iter().all(|part| said.contains(part));
+    let said: Vec<String> = (0..3).map(|_| stop_job()).take_while(lacks_some).collect();
+    assert!(said.len() < 3, "none has {parts:?}: {said:#?}");
 }
 
 /// A request may come when Python has already taken its handler away.

@@ -39,6 +39,8 @@ pub(super) struct ToolRun {
     error_tail: Vec<u8>,
     exit: Option<Exit>,
     is_reaped: bool,
+    /// It had not closed its output when it was told to stop. The kill closes it.
+    was_late: bool,
 }
 
 /// What a child has given.
@@ -89,6 +91,7 @@ impl ToolRun {
             error_tail: Vec::new(),
             exit: None,
             is_reaped: false,
+            was_late: false,
         })
     }
 
@@ -114,23 +117,24 @@ impl ToolRun {
 
     /// Kills it if it has not closed its output.
     pub(super) fn stop(&mut self) {
-        if !self.advance() || self.output.len() > MAX_OUTPUT {
+        self.was_late |= !self.advance();
+        if self.was_late || self.output.len() > MAX_OUTPUT {
             self.kill();
         }
     }
 
     /// What it has given. [`Self::stop`] was called; waits until then for its end.
     pub(super) fn finish(mut self, until: Instant) -> ToolOutput {
-        let has_closed = self.advance();
+        self.advance();
         if !self.is_reaped && !self.has_ended(until.saturating_duration_since(Instant::now())) {
             // It has closed its output and goes on.
             self.kill();
         }
         self.reap();
-        let end = match has_closed {
+        let end = match self.was_late {
             _ if self.output.len() > MAX_OUTPUT => ToolEnd::TooLong,
-            true => ToolEnd::Exited(self.exit),
-            false => ToolEnd::TooLate,
+            true => ToolEnd::TooLate,
+            false => ToolEnd::Exited(self.exit),
         };
         let error = String::from_utf8_lossy(&self.error_tail).into_owned();
         ToolOutput { stdout: std::mem::take(&mut self.output), error, end }
@@ -207,5 +211,22 @@ fn read_available(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Ok(0) | Err(_) => *pipe = None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn killed_child_was_late_also_when_its_output_is_closed() {
+        let argv = [c"sleep", c"1000"].map(ToOwned::to_owned).to_vec();
+        let envp = vec![c"PATH=/usr/bin:/bin".to_owned()];
+        let path = c"/bin/sleep".to_owned();
+        let command = WorkerCommand { path, argv, envp, cpus: None, names_tracer: false };
+        let mut run = ToolRun::start(&command).unwrap();
+        run.stop();
+        assert!(run.has_ended(Duration::from_secs(60)));
+        assert_eq!(run.finish(Instant::now()).end, ToolEnd::TooLate);
     }
 }
