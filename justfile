@@ -29,7 +29,7 @@ ci:
     .ci/run
 
 # The big counts with random cases, Miri, an emulated machine, the licences and advisories of dependencies, an old PyTorch,
-# the oldest and the newest Python, and the manifests against the schemas of Kubernetes.
+# the oldest and the newest Python, the manifests against the schemas of Kubernetes, and real MPI launchers.
 nightly:
     @command -v cargo-deny >/dev/null || { echo 'error: cargo-deny is not installed' >&2; echo 'hint: cargo install --locked cargo-deny' >&2; exit 1; }
     RANKRUN_SOAK=1 tests/run
@@ -39,6 +39,7 @@ nightly:
     RANKRUN_TEST_TORCH=2.4.1 tests/run torch
     tests/pythons
     tests/kubernetes
+    tests/mpi
 
 # Launch, restart and output beside torchrun's. docs/performance.md has the command of each figure.
 bench:

@@ -48,6 +48,7 @@ mod locked_down;
 mod logs;
 mod long_messages;
 mod mistakes;
+mod mpi;
 mod nccl_counts;
 mod nesting;
 mod nodes;

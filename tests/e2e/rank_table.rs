@@ -54,7 +54,7 @@ fn rank_that_never_joins_is_shown_after_a_stop_signal() {
         assert_row_has(&outcome, "0", &["alive, ", " yes ", " s before: joined rank=0"]);
         assert_row_has(&outcome, "1", &["alive, ", " yes ", " s before: joined rank=1"]);
         assert_row_has(&outcome, "2", &["alive, ", " no ", " s before: loading data", &format!(" {pid} ")]);
-        outcome.expect_stderr("  hint: while it hangs, `py-spy dump --pid PID`");
+        outcome.expect_stderr("  hint: while it hangs, `rankrun stacks`");
     }
 }
 
@@ -135,7 +135,7 @@ fn time_limit_of_hung_job_shows_all_ranks() {
             "1",
             &["alive, ", if joined == 2 { " yes " } else { " no " }, "before: alive rank=1"],
         );
-        outcome.expect_stderr("hint: ").expect_stderr("py-spy dump --pid PID");
+        outcome.expect_stderr("hint: ").expect_stderr("rankrun stacks");
     }
     let scratch = Scratch::new();
     let leap = scratch.at("leap");

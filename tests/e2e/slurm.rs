@@ -16,7 +16,7 @@ fn launch() -> Launch {
 }
 
 /// `rank of world, node of nodes, local rank` of each worker, sorted.
-fn places(outcome: &Outcome) -> Vec<String> {
+pub(crate) fn places(outcome: &Outcome) -> Vec<String> {
     let mut places: Vec<_> = outcome
         .lines_with("place rank=")
         .iter()
@@ -37,7 +37,7 @@ fn places(outcome: &Outcome) -> Vec<String> {
 }
 
 /// `place` of each rank where the nodes have these numbers of ranks.
-fn expected_places(nodes: &[u32]) -> Vec<String> {
+pub(crate) fn expected_places(nodes: &[u32]) -> Vec<String> {
     let world: u32 = nodes.iter().sum();
     let mut rank = 0;
     let mut expected = Vec::new();

@@ -165,7 +165,9 @@ fn step_of<'a>(variable: impl Fn(&str) -> Option<&'a str>) -> Option<Step> {
         let names = MPI.iter().find(|names| names.all == PMI[0])?;
         Some(step_of_mpi(names, sign, &variable))
     };
-    // `mpirun` may start its own daemons as a step of one task on each node.
+    // `mpirun` may start its own daemons as a step of one task on each node. With `MpiDefault=pmi2` Slurm says to the shell
+    // of `salloc` too that it is one of one.
+    let pmi = || pmi().filter(|step| step.all.is_some() || !is_outside_steps(&variable));
     with_count().or_else(with_any).or_else(|| step_of_slurm(&variable)).or_else(pmi)
 }
 
@@ -195,11 +197,7 @@ fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step
     // A batch script is number 0 too.
     let is_later_task = || text("SLURM_PROCID").filter(|task| *task != "0").map(|_| "SLURM_PROCID");
     let sign = OF_STEP.into_iter().find(|name| text(name).is_some()).or_else(is_later_task)?;
-    let id = text(STEP_ID).or_else(|| text("SLURM_STEPID"));
-    if id.is_some_and(|id| id.parse().is_ok_and(|id: u32| id >= NO_STEP)) {
-        return None;
-    }
-    if is_step_of_other_job(variable) {
+    if is_outside_steps(variable) || is_step_of_other_job(variable) {
         return None;
     }
     let node = number(variable, "SLURM_NODEID").unwrap_or(0);
@@ -214,6 +212,12 @@ fn step_of_slurm<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> Option<Step
     let all = all.and_then(several).or(here);
     let nodes = number(variable, STEP_NODES).unwrap_or_else(|| count_nodes(all, here));
     Some(Step { starter: Starter::Slurm, sign, all, here, nodes })
+}
+
+/// Whether this is the batch script or the shell of `salloc`, by the number of its step.
+fn is_outside_steps<'a>(variable: &impl Fn(&str) -> Option<&'a str>) -> bool {
+    let id = number(variable, STEP_ID).or_else(|| number(variable, "SLURM_STEPID"));
+    id.is_some_and(|id| id >= NO_STEP)
 }
 
 /// Whether `sbatch` in a task of another job has handed that task's variables on to the script of this one.
@@ -323,6 +327,8 @@ mod tests {
             (with(vec![("SLURM_STEP_NUM_NODES", "1")]), Some((ALL, 2, 1))),
             // The shell of `salloc`, where it is a step.
             (vec![("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "4294967290"), (ALL, "2")], None),
+            // `mpiexec` in it.
+            (vec![("SLURM_STEP_ID", "4294967290"), ("PMI_SIZE", "2")], Some(("PMI_SIZE", 2, 2))),
             // The daemons of `mpirun` are a step of two, and it starts one task.
             (with(vec![(OMPI, "1"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]), None),
             (with(vec![("PMI_SIZE", "2")]), Some((ALL, 2, 2))),
@@ -338,6 +344,13 @@ mod tests {
             let said = step.and_then(|step| Some((step.all?.variable, step.all?.count, step.nodes)));
             assert_eq!(said, expected, "{environment:?}");
         }
+    }
+
+    #[test]
+    fn shell_of_salloc_is_no_task_of_pmi() {
+        let shell = vec![("SLURM_STEP_ID", "4294967290"), ("PMI_SIZE", "1"), ("PMI_RANK", "0")];
+        assert_eq!(step(&shell), None);
+        assert!(step(&vec![("PMI_SIZE", "1"), ("PMI_RANK", "0")]).is_some());
     }
 
     proptest::proptest! {

@@ -24,7 +24,7 @@ const LONGEST_LINE: usize = 160;
 const SHORTEST_LINE: usize = 24;
 const HEADINGS: [&str; 5] = ["rank", "pid", "process", "joined", "CPU time"];
 
-const PY_SPY: &str = "`py-spy dump --pid PID` shows where its Python code waits";
+const STACKS: &str = "while it hangs, `rankrun stacks` shows where each rank waits";
 
 /// The facts that the text depends on, beside the rows.
 #[derive(Debug, Clone)]
@@ -134,13 +134,13 @@ fn hint(table: &RankTable, setting: &TableSetting) -> Option<String> {
     Some(if is_all {
         "a program without torch.distributed never joins".to_owned()
     } else {
-        format!("while it hangs, {PY_SPY}")
+        STACKS.to_owned()
     })
 }
 
 fn hint_where_none_is_missing(table: &RankTable, setting: &TableSetting) -> Option<String> {
     if table.rows.iter().any(RankRow::may_be_missing) {
-        return Some(format!("these ranks have no connection to the store now; while it hangs, {PY_SPY}"));
+        return Some(format!("these ranks have no connection to the store now; {STACKS}"));
     }
     let finished: Vec<_> = table.rows.iter().filter(|row| row.has_finished()).collect();
     if !finished.is_empty() {
@@ -150,7 +150,7 @@ fn hint_where_none_is_missing(table: &RankTable, setting: &TableSetting) -> Opti
             setting.names(finished)
         ));
     }
-    let hint = || format!("a rank that hangs has old output; while it hangs, {PY_SPY}");
+    let hint = || format!("a rank that hangs has old output; {STACKS}");
     (table.reason == StopReason::TimeLimit).then(hint)
 }
 

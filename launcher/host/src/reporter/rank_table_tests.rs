@@ -35,7 +35,7 @@ rank 3 has not joined the store; the ranks when SIGINT came:
   rank  pid        process       joined  CPU time  last output
   0-2   4000-4002  alive, waits  yes     3.10 s    12 s before: waiting
   3     4003       alive, runs   no      0.02 s    none
-  hint: while it hangs, `py-spy dump --pid PID` shows where its Python code waits";
+  hint: while it hangs, `rankrun stacks` shows where each rank waits";
     assert_eq!(text(SIGINT, rows, None), expected);
 }
 
@@ -55,7 +55,7 @@ it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) w
   9     4001  alive, waits  unknown  70 s      12 s before: b
   10    4002  exit code 0   -        -         none
   hint: these ranks have no connection to the store now; while it hangs, \
-`py-spy dump --pid PID` shows where its Python code waits";
+`rankrun stacks` shows where each rank waits";
     assert_eq!(render(&RankTable { reason, rows }, &setting), expected);
 }
 

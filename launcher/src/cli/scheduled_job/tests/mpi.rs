@@ -35,7 +35,42 @@ fn mpi_tasks_need_address_of_first_node() {
     assert!(spec("--master-addr n1", &with(&OPEN_MPI, &[("OMPI_MCA_orte_num_nodes", "2")])).is_ok());
 }
 
-/// The last task of two on each of two nodes, by the variables that the manual of each launcher names.
+/// The variables of a recorded environment: a line each.
+fn recorded(text: &'static str) -> Environment {
+    text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('=')).collect()
+}
+
+/// The last task of two on each of two nodes is rank 3. Half of its variables are refused.
+#[track_caller]
+fn assert_last_of_two_by_two(environment: &[(&'static str, &'static str)], size: &str, local_sizes: &[&str]) {
+    let said = spec("", environment).unwrap_err();
+    assert!(said.contains(&format!("`{size}` says")) && said.contains("--master-addr"), "{said}");
+    let given = spec("--master-addr n1", environment).unwrap();
+    assert_eq!(place(&given), ("none".to_owned(), "n1".to_owned(), 29_500, 4, 3), "{size}");
+    let task = given.node_task.unwrap();
+    let numbers = (task.local_rank.0, task.local_world_size.get(), task.node_rank.0, task.nodes.get());
+    assert_eq!(numbers, (1, 2, 1, 2), "{size}");
+    for missing in [&[size], local_sizes] {
+        let half: Environment =
+            environment.iter().copied().filter(|(name, _)| !missing.contains(name)).collect();
+        assert!(spec("--master-addr n1", &half).is_err(), "{missing:?}");
+    }
+}
+
+#[test]
+fn recorded_tasks_of_mpi_launchers_are_ranks() {
+    for (text, size, local_size) in [
+        (include_str!("recorded/open-mpi-4.1.4.env"), "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        (include_str!("recorded/open-mpi-5.0.11.env"), "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        (include_str!("recorded/mpich-4.0.2.env"), "PMI_SIZE", "MPI_LOCALNRANKS"),
+        (include_str!("recorded/mpich-5.0.2.env"), "PMI_SIZE", "MPI_LOCALNRANKS"),
+        (include_str!("recorded/intel-mpi-2021.19.env"), "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ] {
+        assert_last_of_two_by_two(&recorded(text), size, &[local_size]);
+    }
+}
+
+/// By the variables that the manual of each launcher names.
 #[test]
 fn tasks_of_other_mpi_launchers_are_ranks() {
     const PALS: &[(&str, &str)] = &[
@@ -75,18 +110,7 @@ fn tasks_of_other_mpi_launchers_are_ranks() {
         (JSM, "JSM_NAMESPACE_SIZE", &["JSM_NAMESPACE_LOCAL_SIZE"]),
         (MVAPICH2, "MV2_COMM_WORLD_SIZE", &["MV2_COMM_WORLD_LOCAL_SIZE"]),
     ] {
-        let said = spec("", environment).unwrap_err();
-        assert!(said.contains(&format!("`{size}` says")) && said.contains("--master-addr"), "{said}");
-        let given = spec("--master-addr n1", environment).unwrap();
-        assert_eq!(place(&given), ("none".to_owned(), "n1".to_owned(), 29_500, 4, 3), "{size}");
-        let task = given.node_task.unwrap();
-        let numbers = (task.local_rank.0, task.local_world_size.get(), task.node_rank.0, task.nodes.get());
-        assert_eq!(numbers, (1, 2, 1, 2), "{size}");
-        for missing in [&[size], local_sizes] {
-            let half: Environment =
-                environment.iter().copied().filter(|(name, _)| !missing.contains(name)).collect();
-            assert!(spec("--master-addr n1", &half).is_err(), "{missing:?}");
-        }
+        assert_last_of_two_by_two(environment, size, local_sizes);
     }
     // A resource set with a device for each task.
     let own = [JSM, &[("CUDA_VISIBLE_DEVICES", "1")]].concat();
