@@ -1,10 +1,9 @@
 //! Jobs whose tasks a real MPI launcher starts over ssh: one task for each rank, and one on each node. `tests/mpi` installs
 //! the launchers, and names their folder in `RANKRUN_TEST_MPI`.
 
-use std::fs;
 use std::path::PathBuf;
 
-use harness::{Launch, Name, SshFleet, print_notice};
+use harness::{Launch, Name, SshFleet, mpi_folders};
 use nix::sys::signal::Signal;
 
 use crate::slurm::{expected_places, places};
@@ -17,24 +16,13 @@ struct Mpi {
     is_open_mpi: bool,
 }
 
-/// Nothing where there is no folder of launchers.
 fn installed() -> Vec<Mpi> {
-    let Some(folder) = std::env::var_os("RANKRUN_TEST_MPI").map(PathBuf::from) else {
-        print_notice("skipped: no MPI launcher is installed (`tests/mpi` does it)");
-        return Vec::new();
+    let find = |folder: PathBuf| {
+        let programs = ["bin/mpiexec.hydra", "bin/mpirun"].map(|name| folder.join(name));
+        let program = programs.into_iter().find(|path| path.is_file()).expect("each folder has a launcher");
+        Mpi { is_open_mpi: program.ends_with("mpirun"), program, folder }
     };
-    let entries = fs::read_dir(&folder).expect("the folder of MPI launchers can be read");
-    let folders = entries.map(|entry| entry.expect("the folder can be read").path());
-    let of = |folder: PathBuf| {
-        let program = ["bin/mpiexec.hydra", "bin/mpirun"]
-            .map(|name| folder.join(name))
-            .into_iter()
-            .find(|path| path.is_file())?;
-        Some(Mpi { is_open_mpi: program.ends_with("mpirun"), program, folder })
-    };
-    let found: Vec<_> = folders.filter_map(of).collect();
-    assert!(!found.is_empty(), "no MPI launcher in {}", folder.display());
-    found
+    mpi_folders().into_iter().map(find).collect()
 }
 
 impl Mpi {

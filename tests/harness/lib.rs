@@ -41,7 +41,7 @@ pub use machine::{Machine, Opening};
 pub use machine_tree::{MachineTree, Slot};
 pub use outcome::Outcome;
 pub use place::{
-    Scratch, checkout, example, example_source, fixture, frameworks, free_port, library, python,
+    Scratch, checkout, example, example_source, fixture, frameworks, free_port, library, mpi_folders, python,
     python_modules, wheel,
 };
 pub use processes::{Process, has_thread_in_dstate, is_sleeping, is_stopped, is_zombie_or_gone};

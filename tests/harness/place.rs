@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use std::{env, process};
+use std::{env, io, process};
 
 use crate::settings::{is_soak, print_notice};
 
@@ -220,6 +220,21 @@ pub fn wheel() -> Option<PathBuf> {
         print_notice("skipped: no RANKRUN_TEST_WHEEL; `tests/run` builds one");
     }
     wheel
+}
+
+/// The folders of the MPI launchers that `tests/mpi` installs: those in `RANKRUN_TEST_MPI`.
+///
+/// # Panics
+/// When the folder cannot be read.
+#[must_use]
+pub fn mpi_folders() -> Vec<PathBuf> {
+    let Some(folder) = env::var_os("RANKRUN_TEST_MPI").map(PathBuf::from) else {
+        print_notice("skipped: no RANKRUN_TEST_MPI; `tests/mpi` installs MPI launchers");
+        return Vec::new();
+    };
+    let entries = fs::read_dir(&folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let entries = entries.unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
+    entries.iter().map(fs::DirEntry::path).filter(|path| path.is_dir()).collect()
 }
 
 /// The folder of the frameworks of `tests/pytorch/frameworks.txt` for that Python:
