@@ -74,6 +74,7 @@ fn failure_report_has_hang_as_cause_and_where_workers_stood() {
         "failed first: hang: rank 0 waits in all_reduce #10; rank 1 has made no progress for ",
     );
     outcome.expect_stderr("  where workers stood:\n    rank 0: ").expect_stderr("\n    rank 1: sleeps in ");
+    outcome.expect_absent("joined the store");
 }
 
 #[test]

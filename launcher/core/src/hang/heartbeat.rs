@@ -32,7 +32,7 @@ pub enum HeartbeatError {
     Pair,
     #[error("its section is not a name of 1 to {MAX_SECTION} letters, digits, `-`, `_`, `.` or `/`")]
     Section,
-    #[error("its limit is not a number of seconds greater than 0")]
+    #[error("its limit is not a number of seconds greater than 0, and at most 100 years")]
     Limit,
 }
 

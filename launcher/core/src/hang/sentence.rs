@@ -25,6 +25,13 @@ pub fn sentence(verdict: &Verdict) -> String {
     }
 }
 
+/// The sentence behind the word for its kind: `hang: …`, `desync: …`.
+#[must_use]
+pub fn failure_sentence(verdict: &Verdict) -> String {
+    let kind = if matches!(verdict, Verdict::Desync(_)) { "desync" } else { "hang" };
+    format!("{kind}: {}", sentence(verdict))
+}
+
 fn hang_sentence(hang: &Hang) -> String {
     let silent = status_parts(&hang.silent, |status| match &status.activity {
         Activity::Finished => "exited with 0".to_owned(),
@@ -162,7 +169,8 @@ fn group_text(group: &str) -> String {
 
 fn seconds(time: Duration) -> String {
     match time.as_secs() {
-        0..600 => format!("{} s", time.as_secs()),
+        0 => format!("{:.1} s", time.as_secs_f64()),
+        1..600 => format!("{} s", time.as_secs()),
         seconds => format!("{} min", seconds / 60),
     }
 }

@@ -1,5 +1,6 @@
 //! The verdict on all ranks of this node: one function of their evidence, the time and the limits.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -127,6 +128,20 @@ pub enum Activity {
     Unknown,
 }
 
+impl Hang {
+    /// Of the ranks that wait in no collective, one that the others miss in theirs, else the one that has stood still for
+    /// the longest time. A rank that shows nothing comes last.
+    fn longest_silent(&self) -> Option<Rank> {
+        let is_missing = |rank: &Rank| self.waits.iter().any(|wait| wait.missing.contains(rank));
+        let alive = self.silent.iter().filter(|status| status.activity != Activity::Finished);
+        let first = alive.min_by_key(|status| {
+            let shows_nothing = status.activity == Activity::Unknown;
+            (!is_missing(&status.rank), shows_nothing, Reverse(status.since), status.rank)
+        });
+        first.map(|status| status.rank)
+    }
+}
+
 impl Verdict {
     /// The rank that the others wait for, if it is alive; else one that waits.
     #[must_use]
@@ -134,10 +149,7 @@ impl Verdict {
         let waiting = |waits: &[Wait]| waits.iter().find_map(|wait| wait.waiting.first().copied());
         match self {
             Self::Progress | Self::NotEnoughEvidence => None,
-            Self::Hang(hang) => {
-                let alive = hang.silent.iter().find(|status| status.activity != Activity::Finished);
-                alive.map(|status| status.rank).or_else(|| waiting(&hang.waits))
-            }
+            Self::Hang(hang) => hang.longest_silent().or_else(|| waiting(&hang.waits)),
             Self::Desync(desync) => {
                 let fewest = desync.calls.iter().min_by_key(|call| call.ranks.len());
                 fewest.and_then(|call| call.ranks.first().copied())

@@ -29,7 +29,7 @@ use crate::system::short_hostname;
 use rankrun_core::agent::failure::{Failure, FollowingEnd};
 use rankrun_core::device::WorkerDevice;
 use rankrun_core::device::reading::DeviceCounters;
-use rankrun_core::hang::sentence::sentence;
+use rankrun_core::hang::sentence::{failure_sentence, sentence};
 use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::{FailureKind, WorkerEnd};
 use rankrun_core::log_route::streams_of_rank;
@@ -170,7 +170,7 @@ impl FailureContext<'_> {
                     ProgramKind::Python
                 }
             },
-            hang: failure.hang.as_deref().map(sentence),
+            hang: failure.hang.as_deref().map(failure_sentence),
             collectives: None,
             not_joined: failure.not_joined.iter().map(|local_rank| self.rank(*local_rank)).collect(),
             counters: self.counters.cloned(),

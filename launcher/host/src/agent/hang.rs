@@ -22,7 +22,11 @@ use rankrun_core::stacks::WorkerStacks;
 
 /// What the user learns where `--hang-timeout` has nothing to compare with the clock.
 const NO_EVIDENCE: &str = "`--hang-timeout` finds nothing to watch: no worker has sent a heartbeat or shown a collective; \
-                           write a line to the FIFO in `RANKRUN_HEARTBEAT` after each step";
+                           write a line to the FIFO in `RANKRUN_HEARTBEAT` after each step; `--start-timeout` finds workers that \
+                           never join";
+
+/// The control plane of PyTorch is started by the hook.
+const NO_HOOK: &str = "; without the hook no worker's flight recorder is asked";
 
 /// PyTorch 2.4 to 2.7 without CUDA answers for no recorder.
 const NO_RECORDER: &str = "its PyTorch answers for no flight recorder, so `--hang-timeout` does not know its collectives; \
@@ -88,7 +92,8 @@ impl Agent<'_> {
                 None
             }
             ProgressReport::NoEvidence => {
-                self.announce("no_evidence", NO_EVIDENCE);
+                let hook = if self.workers.hook_folder().is_some() { "" } else { NO_HOOK };
+                self.announce("no_evidence", &format!("{NO_EVIDENCE}{hook}"));
                 None
             }
             ProgressReport::NoProgressOutsideCollectives => {

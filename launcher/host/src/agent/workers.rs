@@ -407,8 +407,17 @@ impl WorkerGroup {
         Ok(())
     }
 
-    /// Keeps the stacks for the failure report.
-    pub(super) fn set_unanswered(&mut self, stacks: UnansweredStacks) {
+    /// Keeps the stacks for the failure report, beside those of a hang that ended the same generation: a worker that has
+    /// stopped since then has no other ones.
+    pub(super) fn set_unanswered(&mut self, mut stacks: UnansweredStacks) {
+        if let Some(hang) = self.unanswered.take()
+            && (hang.generation, hang.deadline) == (stacks.generation, None)
+        {
+            let has = |rank: u32| stacks.workers.iter().any(|worker| worker.rank == rank);
+            let stopped: Vec<_> = hang.workers.into_iter().filter(|worker| !has(worker.rank)).collect();
+            stacks.workers.extend(stopped);
+            stacks.workers.sort_by_key(|worker| worker.rank);
+        }
         self.unanswered = Some(stacks);
     }
 

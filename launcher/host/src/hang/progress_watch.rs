@@ -326,24 +326,25 @@ impl Observer {
     /// Together, so that workers that do not answer hide no others. A worker with a fresh heartbeat is not asked.
     fn ask_recorders(&mut self, now: Instant) {
         let (fresh, patience) = (self.limits.usual() / LOOKS, self.answer_time());
-        let asked = self.workers.iter().zip(&mut self.ranks).filter_map(|(worker, evidence)| {
+        let asked = self.workers.iter_mut().zip(&mut self.ranks).filter_map(|(worker, evidence)| {
             // The groups of a worker have one source: its page, or its recorder.
             let is_asked =
                 worker.page.is_none() && !evidence.is_finished && !evidence.has_heartbeat_since(now, fresh);
             let socket = worker.recorder.as_ref().filter(|_| is_asked)?;
-            Some((socket, evidence))
+            Some((socket, &mut worker.recorder_state, evidence))
         });
         let without = thread::scope(|scope| {
             let mut threads = Vec::new();
-            for (socket, evidence) in asked {
+            for (socket, state, evidence) in asked {
                 let rank = evidence.rank;
-                let ask = move || (rank, ask_recorder(socket, evidence, now, patience));
+                let lacks = |has_recorder| state.record(has_recorder);
+                let ask = move || (rank, ask_recorder(socket, evidence, now, patience).is_some_and(lacks));
                 let thread = thread::Builder::new().name("flight-recorder".to_owned());
                 // Without a thread it is asked the next time.
                 threads.extend(thread.spawn_scoped(scope, ask));
             }
             let answers = threads.into_iter().filter_map(|thread| thread.join().ok());
-            answers.filter(|(_, has_recorder)| !has_recorder).map(|(rank, _)| rank).min()
+            answers.filter(|(_, lacks_recorder)| *lacks_recorder).map(|(rank, _)| rank).min()
         });
         if let Some(rank) = without {
             self.report_once(ProgressReport::NoRecorder { rank });

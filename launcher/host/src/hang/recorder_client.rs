@@ -22,15 +22,16 @@ enum RecorderAnswer {
     NoRecorder,
 }
 
-/// Asks the recorders of this worker, and records the answer. False if its PyTorch has none that can be asked.
+/// Asks the recorders of this worker, and records the answer. False if its control plane lists none, nothing if it does not
+/// answer.
 pub(super) fn ask_recorder(
     socket: &Path,
     evidence: &mut RankEvidence,
     now: Instant,
     patience: Duration,
-) -> bool {
+) -> Option<bool> {
     let answer = fetch_groups(socket, patience);
-    let has_recorder = !matches!(answer, Ok(RecorderAnswer::NoRecorder));
+    let has_recorder = answer.as_ref().ok().map(|answer| matches!(answer, RecorderAnswer::Groups(_)));
     record_answer(evidence, answer, now);
     has_recorder
 }
@@ -259,7 +260,7 @@ mod tests {
         });
         let now = Instant::now();
         let mut evidence = waiting_rank(now);
-        assert!(!ask_recorder(&path, &mut evidence, now, PATIENCE));
+        assert_eq!(ask_recorder(&path, &mut evidence, now, PATIENCE), Some(false));
         assert!(evidence.has_groups());
         std::fs::remove_file(path).unwrap();
     }

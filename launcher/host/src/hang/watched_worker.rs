@@ -22,6 +22,29 @@ pub(super) struct WatchedWorker {
     pub(super) has_bad_heartbeat: bool,
     pub(super) recorder: Option<PathBuf>,
     pub(super) page: Option<Arc<File>>,
+    /// Whether its PyTorch has a recorder, by the answers so far.
+    pub(super) recorder_state: RecorderState,
+}
+
+/// What the handlers of a worker's control plane have said of its recorder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RecorderState {
+    Unknown,
+    /// One answer listed none. A worker that ends takes its handlers away before.
+    ListedNone,
+    Listed,
+}
+
+impl RecorderState {
+    /// True if this is the second answer without a recorder, and there was none with one.
+    pub(super) fn record(&mut self, has_recorder: bool) -> bool {
+        let is_certain = *self == Self::ListedNone && !has_recorder;
+        *self = match (*self, has_recorder) {
+            (Self::Listed, _) | (_, true) => Self::Listed,
+            (Self::Unknown | Self::ListedNone, false) => Self::ListedNone,
+        };
+        is_certain
+    }
 }
 
 impl WatchedWorker {
@@ -33,6 +56,7 @@ impl WatchedWorker {
             has_bad_heartbeat: false,
             recorder: channels.recorder_path(LocalRank(local)),
             page: pages.next(),
+            recorder_state: RecorderState::Unknown,
         };
         channels.fifos.iter().zip(0..).map(worker).collect()
     }
@@ -69,8 +93,14 @@ mod tests {
     fn flood_without_newline_keeps_little_memory() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let fifo = Arc::new(File::from(std::os::fd::OwnedFd::from(reader)));
-        let mut worker =
-            WatchedWorker { fifo, partial: Vec::new(), has_bad_heartbeat: false, recorder: None, page: None };
+        let mut worker = WatchedWorker {
+            fifo,
+            partial: Vec::new(),
+            has_bad_heartbeat: false,
+            recorder: None,
+            page: None,
+            recorder_state: RecorderState::Unknown,
+        };
         for _ in 0..50 {
             writer.write_all(&[b'1'; 4_096]).unwrap();
             assert_eq!(worker.read_heartbeat(), (None, None));
@@ -79,5 +109,16 @@ mod tests {
         writer.write_all(b"\n8\n").unwrap();
         let (heartbeat, error) = worker.read_heartbeat();
         assert_eq!((heartbeat.map(|it| it.step), error), (Some(8), None));
+    }
+
+    #[test]
+    fn recorder_is_missing_after_two_answers_and_never_where_there_was_one() {
+        let certain = |answers: &[bool]| {
+            let mut state = RecorderState::Unknown;
+            answers.iter().map(|has_recorder| state.record(*has_recorder)).collect::<Vec<_>>()
+        };
+        assert_eq!(certain(&[false, false]), [false, true]);
+        assert_eq!(certain(&[true, false, false, false]), [false; 4]);
+        assert_eq!(certain(&[false, true, false, false]), [false; 4]);
     }
 }

@@ -367,8 +367,8 @@ fn failure_text(failure: &FailureReport) -> String {
         FailureKind::Ended => failure.foreign_kill.map_or(exit, |kill| kill_in_words(kill, failure.rank)),
         FailureKind::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
         FailureKind::Hang => {
-            let why = failure.hang.as_deref().unwrap_or("the workers made no progress");
-            format!("hang: {why}; stopped ({exit})")
+            let why = failure.hang.as_deref().unwrap_or("hang: the workers made no progress");
+            format!("{why}; stopped ({exit})")
         }
         FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())

@@ -26,12 +26,11 @@ impl State {
         let end = WorkerEnd::new_expected(local_rank, pid, Signal::SIGTERM, at);
         let mut failure = self.new_failure(now, end, FailureKind::Hang);
         failure.hang = Some(Box::new(verdict.clone()));
-        let ranks = self.collect_ranks(StopReason::WorkerFailed);
         let report = self.report_failure_to_peers(&failure);
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
         let event = Action::Emit(JobEvent::Hang { verdict: Box::new(verdict), live: ours, grace });
-        report.into_iter().chain(ranks).chain(insert_action(actions, 1, event)).collect()
+        report.into_iter().chain(insert_action(actions, 1, event)).collect()
     }
 }

@@ -18,7 +18,7 @@ use crate::system::short_hostname;
 use rankrun_core::agent::failure::Failure;
 use rankrun_core::agent::recurrence::RaisedException;
 use rankrun_core::agent::state::start::UnansweredDeadline;
-use rankrun_core::hang::sentence::sentence;
+use rankrun_core::hang::sentence::failure_sentence;
 use rankrun_core::hang::verdict::Verdict;
 use rankrun_core::job_event::activity::LastOutput;
 use rankrun_core::job_event::{ErrorFileInfo, FailureKind, LostPeer, WorkerEnd, lost_peer_phrase};
@@ -135,10 +135,7 @@ impl WorkerGroup {
             rank: placement.rank,
             local_rank: end.local_rank,
             pid: end.pid.as_raw(),
-            ended: hang.map_or_else(
-                || end_in_words(end, placement.rank),
-                |verdict| format!("hang: {}", sentence(verdict)),
-            ),
+            ended: hang.map_or_else(|| end_in_words(end, placement.rank), failure_sentence),
             message,
             last_lines,
             lost_peer: end
