@@ -244,24 +244,24 @@ fn calls_of_older_group_of_same_name_are_no_desync() {
 
 #[test]
 fn rank_that_stands_still_for_longest_is_blamed() {
-    let beat = |step, silent_for| RankCase {
+    let silent_at = |step, silent_for| RankCase {
         step: Some((step, None)),
         counts: None,
         is_broadcast: false,
         silent_for,
         is_finished: false,
     };
-    let silent = RankCase { step: None, ..beat(0, 200) };
+    let silent = RankCase { step: None, ..silent_at(0, 200) };
     let blamed = |shown: &[RankCase]| {
         let (ranks, now) = evidence(shown, Instant::now());
         judge(&ranks, now, &LIMITS).blamed_rank()
     };
-    assert_eq!(blamed(&[beat(7, 70), beat(7, 70), beat(4, 75)]), Some(Rank(2)));
-    assert_eq!(blamed(&[beat(7, 70), beat(7, 70)]), Some(Rank(0)));
+    assert_eq!(blamed(&[silent_at(7, 70), silent_at(7, 70), silent_at(4, 75)]), Some(Rank(2)));
+    assert_eq!(blamed(&[silent_at(7, 70), silent_at(7, 70)]), Some(Rank(0)));
     // One that sends no heartbeats may work as ever.
-    assert_eq!(blamed(&[silent, beat(7, 70)]), Some(Rank(1)));
+    assert_eq!(blamed(&[silent, silent_at(7, 70)]), Some(Rank(1)));
     // One that the others wait for is blamed although another one is silent for longer.
-    let waiting = RankCase { step: None, counts: Some((3, 2)), ..beat(0, 70) };
-    let missing = RankCase { step: None, counts: Some((2, 2)), ..beat(0, 70) };
+    let waiting = RankCase { step: None, counts: Some((3, 2)), ..silent_at(0, 70) };
+    let missing = RankCase { step: None, counts: Some((2, 2)), ..silent_at(0, 70) };
     assert_eq!(blamed(&[waiting, missing]), Some(Rank(1)));
 }
