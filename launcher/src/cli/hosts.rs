@@ -157,6 +157,11 @@ fn refuse_said_by_hosts(settings: &Settings<'_>) -> Result<(), CliError> {
             return Err(SettingError::of_origin(found.origin, problem, "leave it out").into());
         }
     }
+    if let Some(found) = typed(settings, "exclude-node-after") {
+        let problem = "is given, and all hosts of the list belong to the job: none can leave it";
+        let hint = "leave it out, or start each node by itself with `--nnodes MIN:MAX`";
+        return Err(SettingError::of_origin(found.origin, problem, hint).into());
+    }
     match settings.find("leave-out") {
         Some(found) => {
             let problem = "needs a terminal of its host, and the hosts of ssh have none";

@@ -78,7 +78,7 @@ impl HostProblem {
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Empty => "name a host that `ssh HOST` reaches",
-            Self::Name(_) => "write a name as `ssh` takes it: `node1`, `user@node1`, `10.0.0.7`",
+            Self::Name(_) => "write each name as `ssh` takes it: `node1`, `user@node1`, `10.0.0.7`",
             Self::Slots { .. } => "write the number of workers, as in `node1 slots=4` or `node1:4`",
             Self::SlotsTwice(_) => "give one number",
             Self::NoSlots(_) => "leave the host out, or give it a slot",
@@ -190,8 +190,7 @@ fn parse_name(text: &str) -> Result<Host, HostProblem> {
         (Some((name, slots)), _) if name.ends_with(']') => (name.to_owned(), Some(slots)),
         _ => (text.to_owned(), None),
     };
-    // ssh takes an IPv6 address without its brackets.
-    let destination = destination.replace(['[', ']'], "");
+    let destination = without_brackets(&destination).ok_or_else(|| HostProblem::Name(text.to_owned()))?;
     let host = Host { destination, slots: None };
     let is_of_name = |letter: char| letter.is_alphanumeric() || "-_.:%@".contains(letter);
     let is_plain = !host.name().is_empty() && host.destination.chars().all(is_of_name);
@@ -201,6 +200,17 @@ fn parse_name(text: &str) -> Result<Host, HostProblem> {
     }
     let slots = slots.map(|slots| parse_slots(host.name(), slots)).transpose()?;
     Ok(Host { slots, ..host })
+}
+
+/// ssh takes an IPv6 address without its brackets. Others are the list of a scheduler, as in `n[1-2]`.
+fn without_brackets(destination: &str) -> Option<String> {
+    let (user, name) = destination.rsplit_once('@').map_or(("", destination), |(user, name)| (user, name));
+    let Some(inner) = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) else {
+        return (!name.contains(['[', ']'])).then(|| destination.to_owned());
+    };
+    let is_address = (inner.contains(':') || inner.parse::<IpAddr>().is_ok()) && !inner.contains(['[', ']']);
+    let at = if user.is_empty() { "" } else { "@" };
+    is_address.then(|| format!("{user}{at}{inner}"))
 }
 
 fn parse_slots(name: &str, text: &str) -> Result<NonZeroU32, HostProblem> {
@@ -227,6 +237,7 @@ mod tests {
             ("a,b:4, c", &["a", "b=4", "c"]),
             ("me@a,10.0.0.7:2", &["me@a", "10.0.0.7=2"]),
             ("fd00::7,[fd00::8]:3", &["fd00::7", "fd00::8=3"]),
+            ("me@[fd00::8],[10.0.0.7]:2", &["me@fd00::8", "10.0.0.7=2"]),
             ("localhost", &["localhost"]),
         ] {
             assert_eq!(shown(&parse_host_list(text).unwrap()), hosts, "{text}");
@@ -241,6 +252,10 @@ mod tests {
             ("a,-oProxyCommand=x", "is not the name"),
             ("me@-x", "is not the name"),
             ("a b", "is not the name"),
+            ("n[1-2]", "`n[1-2]`, which is not the name"),
+            ("n[1,2]", "`n[1`, which is not the name"),
+            ("[n1]", "`[n1]`, which is not the name"),
+            ("[fd00::8", "is not the name"),
             ("a:x", "the slots `x`"),
             ("a:0", "no slot"),
             ("a:99999999999", "the slots `99999999999`"),

@@ -138,6 +138,7 @@ fn mistakes_name_option_and_way_out() {
         ("--hosts|a|--node-rank|0", "`--node-rank` is given"),
         ("--hosts|a|--standalone", "`--standalone` is given"),
         ("--hosts|a|--leave-out|0", "needs a terminal"),
+        ("--hosts|a,b|--exclude-node-after|1/2", "all hosts of the list belong to the job"),
         ("--hosts|a|--export|NOTHING", "and `NOTHING` is not set"),
         ("--hosts|a|--export|,A", "where `` is not the name"),
         ("--hosts|a|--ssh|", "`--ssh`"),
