@@ -143,7 +143,7 @@ impl Hang {
 }
 
 impl Verdict {
-    /// The rank that the others wait for, if it is alive; else one that waits.
+    /// The rank that the others wait for, if it is alive, else the one that stands still for longest; else one that waits.
     #[must_use]
     pub fn blamed_rank(&self) -> Option<Rank> {
         let waiting = |waits: &[Wait]| waits.iter().find_map(|wait| wait.waiting.first().copied());

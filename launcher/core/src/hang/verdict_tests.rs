@@ -263,5 +263,6 @@ fn rank_that_stands_still_for_longest_is_blamed() {
     // One that the others wait for is blamed although another one is silent for longer.
     let waiting = RankCase { step: None, counts: Some((3, 2)), ..silent_at(0, 70) };
     let missing = RankCase { step: None, counts: Some((2, 2)), ..silent_at(0, 70) };
-    assert_eq!(blamed(&[waiting, missing]), Some(Rank(1)));
+    let past_it = RankCase { step: None, counts: Some((3, 3)), ..silent_at(0, 200) };
+    assert_eq!(blamed(&[past_it, waiting, missing]), Some(Rank(2)));
 }
